@@ -1,0 +1,39 @@
+"""Builds the C++ core. Everything else about the package is in pyproject.toml."""
+
+import os
+import platform
+from pathlib import Path
+
+import nanobind
+from setuptools import Extension, setup
+
+NANOBIND = Path(nanobind.__file__).parent
+SANITIZE = os.environ.get("TENSORLINK_SANITIZE", "")  # "address,undefined" or "thread", for `make sanitize`
+
+flags = ["-std=c++17", "-fvisibility=hidden", "-fno-strict-aliasing", "-Wall", "-Wextra", "-g1"]
+flags += ["-O1", f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer"] if SANITIZE else ["-O3", "-DNDEBUG"]
+link = [f"-fsanitize={SANITIZE}"] if SANITIZE else []
+if platform.system() == "Linux":
+    link += ["-pthread"]
+
+setup(
+    ext_modules=[
+        Extension(
+            "tensorlink._core",
+            sources=[
+                *sorted(str(path) for path in Path("csrc").rglob("*.cpp") if "test" not in path.parts),
+                os.path.relpath(NANOBIND / "src" / "nb_combined.cpp"),
+            ],
+            include_dirs=[
+                "csrc",
+                str(NANOBIND / "include"),
+                str(NANOBIND / "ext" / "robin_map" / "include"),
+            ],
+            depends=sorted(str(path) for path in Path("csrc").rglob("*.h")),
+            extra_compile_args=flags,
+            extra_link_args=link,
+            define_macros=[("NB_COMPACT_ASSERTIONS", "1")],
+            language="c++",
+        )
+    ],
+)

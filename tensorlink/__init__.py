@@ -1,0 +1,1 @@
+"""Direct tensor transport between processes and devices."""

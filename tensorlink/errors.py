@@ -1,0 +1,99 @@
+"""Every error that TensorLink raises, sorted by what the caller does next.
+
+A failure names the peer, the transport and the phase it happened in, and carries a hint: the next step to take.
+All of them pickle with their fields, so they survive queues, process pools and Ray.
+"""
+
+from __future__ import annotations
+
+
+class TensorLinkError(Exception):
+    """Base of every error below.
+
+    `peer`, `transport` and `phase` say where it happened and `hint` what to do next; each is None where unknown.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        peer: str | None = None,
+        transport: str | None = None,
+        phase: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.peer = peer
+        self.transport = transport
+        self.phase = phase
+        self.hint = hint
+
+    def __str__(self) -> str:
+        where = [
+            f"{key} {value}"
+            for key, value in (("peer", self.peer), ("transport", self.transport), ("phase", self.phase))
+            if value is not None and value not in self.message
+        ]
+        text = self.message + (f" [{', '.join(where)}]" if where else "")
+        return f"{text}. {self.hint}" if self.hint else text
+
+
+class ClosedError(TensorLinkError):
+    """The endpoint was shut down, never started, or belongs to the parent of this forked process. Call `init`."""
+
+
+class NameInUseError(TensorLinkError):
+    """A live peer has this name. Choose another, or stop the other one first."""
+
+
+class PeerUnknownError(TensorLinkError, LookupError):
+    """No peer of this name joined before the deadline; the message lists names that are near."""
+
+
+class PeerLostError(TensorLinkError, ConnectionError):
+    """The peer died, left or cannot be reached. What it had completely sent is still delivered."""
+
+
+class PeerRestartedError(PeerLostError):
+    """The peer is back under the same name with a new incarnation: get a new handle from it and go on."""
+
+
+class StaleRefError(TensorLinkError, LookupError):
+    """The handle was released, has expired or never existed. Ask its owner for a new one."""
+
+
+class TransferTimeoutError(TensorLinkError, TimeoutError):
+    """The deadline passed. Nothing was consumed, and nothing more is written to any buffer of the caller."""
+
+
+class TransferCancelledError(TensorLinkError):
+    """The transfer was cancelled by this process. Nothing more is written to any buffer of the caller."""
+
+
+class LayoutMismatchError(TensorLinkError, ValueError):
+    """Shapes, dtypes, devices or names differ from what was asked for. No byte was written."""
+
+
+class NoPathError(TensorLinkError):
+    """No allowed transport reaches the peer; the message lists each one and why it was rejected."""
+
+
+class PoolExhaustedError(TensorLinkError, MemoryError):
+    """The pool's budget is spent; the message says who holds what. Release handles, drop views or raise the budget."""
+
+
+class AuthenticationError(TensorLinkError, PermissionError):
+    """The other side refused the token, or runs as another user."""
+
+
+class CorruptTransferError(TensorLinkError):
+    """What arrived isn't what was sent: a checksum differs, or a message that a peer sent cannot be parsed."""
+
+
+class TransportError(TensorLinkError):
+    """A transport failed in a way that no other error describes; `code` is the native status (an errno)."""
+
+    def __init__(self, message: str, *, code: int | None = None, **fields: str | None) -> None:
+        super().__init__(message, **fields)
+        self.code = code
