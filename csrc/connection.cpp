@@ -1,0 +1,190 @@
+#include "connection.h"
+
+#include <algorithm>
+
+namespace tl {
+
+Connection::Connection(uint64_t serial, Identity peer, int pid, Parts parts, std::shared_ptr<Outbound> outbound)
+    : serial(serial),
+      peer(std::move(peer)),
+      pid(pid),
+      parts_(std::move(parts)),
+      outbound_(std::move(outbound)),
+      tx_(reinterpret_cast<Half*>(parts_.my_half.data())->ring, Half::kRing),
+      rx_(reinterpret_cast<Half*>(parts_.their_half.data())->ring, Half::kRing),
+      holds_of_peer_(&reinterpret_cast<Half*>(parts_.my_half.data())->holds),
+      holds_(&reinterpret_cast<Half*>(parts_.their_half.data())->holds),
+      doorbell_(reinterpret_cast<Doorbell*>(parts_.their_doorbell.data())),
+      control_(reinterpret_cast<const Control*>(parts_.their_control.data())) {}
+
+uint64_t Connection::frame_size(const Outgoing& m) {
+  return sizeof(FrameHeader) + m.tag.size() + m.meta.size() + m.descriptor.size() + m.payload_size;
+}
+
+void Connection::write_frame(char* frame, const Outgoing& m, uint64_t sequence) {
+  FrameHeader header{FrameHeader::kMagic, static_cast<uint16_t>(m.tag.size()), 0, static_cast<uint32_t>(m.meta.size()),
+                     static_cast<uint32_t>(m.descriptor.size()), m.payload_size, sequence};
+  std::memcpy(frame, &header, sizeof header);
+  frame += sizeof header;
+  for (std::string_view part : {m.tag, m.meta, m.descriptor}) {
+    std::memcpy(frame, part.data(), part.size());
+    frame += part.size();
+  }
+  if (m.payload_size) m.copy(m.source, frame);
+}
+
+bool Connection::try_send(const Outgoing& message) {
+  std::lock_guard lock(outbound_->mutex);
+  if (!up()) throw Error(Fault::lost, peer.name + " has gone");
+  RingHeader& header = tx_.header();
+  uint64_t n = frame_size(message);
+  char* frame = nullptr;
+  for (bool last = false;; last = true) {
+    uint64_t pending = eager_sent_ - header.credited.load(std::memory_order_acquire);
+    if (message.payload_size == 0 || pending + message.payload_size <= kCredit) frame = tx_.reserve(n);
+    if (frame || last) break;
+    header.starved.store(1, std::memory_order_seq_cst);  // then look once more: the peer may just have made room
+  }
+  if (!frame) {
+    note(NoteKind::kick);  // the peer may be busy elsewhere: its progress thread takes the messages out of the ring
+    return false;
+  }
+  write_frame(frame, message, ++outbound_->last);
+  eager_sent_ += message.payload_size;
+  header.producer_cpu.store(::sched_getcpu(), std::memory_order_relaxed);
+  tx_.publish();
+  ring_peer();
+  counters.messages_sent.fetch_add(1, std::memory_order_relaxed);
+  counters.bytes_sent.fetch_add(message.payload_size, std::memory_order_relaxed);
+  return true;
+}
+
+std::string Connection::frame(const Outgoing& message) {
+  std::string bytes(frame_size(message), '\0');
+  std::lock_guard lock(outbound_->mutex);
+  write_frame(bytes.data(), message, ++outbound_->last);
+  return bytes;
+}
+
+void Connection::ring_peer() {
+  doorbell_->ring();
+  if (doorbell_->watched.load(std::memory_order_relaxed)) note(NoteKind::kick);
+}
+
+void Connection::pop(uint64_t n) {
+  rx_.pop(n);
+  if (rx_.header().starved.exchange(0, std::memory_order_seq_cst)) ring_peer();
+}
+
+void Connection::credit(uint64_t payload_size) {
+  RingHeader& header = rx_.header();
+  header.credited.fetch_add(payload_size, std::memory_order_seq_cst);
+  if (header.starved.load(std::memory_order_seq_cst) && header.starved.exchange(0, std::memory_order_seq_cst)) ring_peer();
+}
+
+std::shared_ptr<Lease> Connection::hold(ClaimId id, std::vector<Extent> extents) {
+  uint32_t entry;
+  bool stale;
+  {
+    std::lock_guard lock(hold_mutex_);
+    entry = holds_.take(id, control_->generations, stale);
+  }
+  if (entry == HoldsOfMine::kNone) {
+    if (stale) throw Error(Fault::stale, "the handle was released, has expired or never existed");
+    throw Error(Fault::no_room, "this process holds " + std::to_string(HoldTableHeader::kEntries) + " views of " + peer.name + ", the most it can");
+  }
+  return std::make_shared<Lease>(shared_from_this(), std::move(extents), entry);
+}
+
+void Connection::end_hold(uint32_t entry) {
+  {
+    std::lock_guard lock(hold_mutex_);
+    holds_.clear(entry);
+  }
+  tell_owner();
+}
+
+void Connection::acknowledge(ClaimId id) {
+  bool room;
+  {
+    std::lock_guard lock(hold_mutex_);
+    room = holds_.acknowledge(id);
+  }
+  if (!room) note(NoteKind::ack, id);
+  tell_owner();
+}
+
+void Connection::tell_owner() {
+  if (!holds_.owner_waits()) return;
+  doorbell_->ring();
+  note(NoteKind::kick);
+}
+
+uint32_t Connection::holds_count() {
+  std::lock_guard lock(hold_mutex_);
+  return holds_.count();
+}
+
+void Connection::add_segment(uint32_t id, Fd fd) {
+  uint64_t nbytes = sealed_size(fd.get());
+  segments_.add(id, std::move(fd), nbytes);
+}
+
+void Connection::no_segment(uint32_t id) {
+  std::lock_guard lock(hold_mutex_);
+  refused_.push_back(id);
+}
+
+bool Connection::refused_segment(uint32_t id) {
+  std::lock_guard lock(hold_mutex_);
+  auto it = std::find(refused_.begin(), refused_.end(), id);
+  if (it == refused_.end()) return false;
+  refused_.erase(it);
+  return true;
+}
+
+void Connection::forget_segment(uint32_t id) { segments_.forget(id); }
+
+bool Connection::announce(Arena& arena, uint32_t segment) {
+  std::lock_guard lock(announce_mutex_);
+  if (announced_.count(segment)) return true;
+  uint64_t nbytes = 0;
+  Fd fd = arena.share(segment, nbytes);
+  if (!fd) return false;
+  if (send_note(socket(), NoteKind::segment, segment, nbytes, {}, {fd.get()})) announced_.insert(segment);
+  return true;
+}
+
+Lease::Lease(std::shared_ptr<Connection> connection, std::vector<Extent> extents, uint32_t entry)
+    : connection_(std::move(connection)), extents_(std::move(extents)), entry_(entry), pid_(::getpid()) {}
+
+bool Lease::ready() {
+  while (used_.size() < extents_.size()) {
+    uint32_t id = extents_[used_.size()].segment;
+    if (!connection_->segments_.use(id)) {
+      missing_ = id;
+      return false;
+    }
+    used_.push_back(id);
+  }
+  return true;
+}
+
+const char* Lease::shared(size_t i) { return connection_->segments_.shared(extents_[i]); }
+
+char* Lease::writable(size_t i) {
+  std::lock_guard lock(mutex_);
+  lent_.resize(extents_.size(), Lent{{}, 0, nullptr});
+  if (!lent_[i].data) lent_[i] = connection_->segments_.lend(extents_[i]);
+  return lent_[i].data;
+}
+
+Lease::~Lease() {
+  if (::getpid() != pid_) return;
+  for (const Lent& lent : lent_)
+    if (lent.data) connection_->segments_.give_back(lent);
+  for (uint32_t id : used_) connection_->segments_.unuse(id);
+  connection_->end_hold(entry_);
+}
+
+}  // namespace tl

@@ -1,0 +1,158 @@
+// The engine of one endpoint: pool, claims, connections, inbox, and the progress thread that serves them.
+//
+// Threads. Any thread may send, wait, hold and release. The progress thread accepts connections, answers notes, beats the
+// heart and notices that a peer has gone; it never takes the interpreter's lock, so a busy interpreter stalls no peer.
+// Messages are taken out of the rings by whoever waits for one (a hop through another thread would cost two
+// wake-ups), and by the progress thread when it is asked to.
+#pragma once
+#include <functional>
+#include <map>
+#include <thread>
+
+#include "arena.h"
+#include "claims.h"
+#include "connection.h"
+#include "heartbeat.h"
+#include "inbox.h"
+
+namespace tl {
+
+class Engine {
+ public:
+  // Listens on the unix socket `path`; whoever connects must show `key`.
+  Engine(std::string name, std::string path, Key key, uint64_t pool_bytes);
+  ~Engine();
+
+  // Starts the progress thread under an incarnation.
+  void start(uint64_t incarnation);
+  // Says goodbye, ends the thread, ends all claims. Views that are still held stay readable. Idempotent.
+  void close();
+  bool closed() const { return closed_.load(std::memory_order_acquire); }
+  bool forked() const { return ::getpid() != pid_; }
+
+  // Connects to a process of this host; blocks until the deadline. Throws Fault::lost, refused, timeout.
+  std::shared_ptr<Connection> connect(const std::string& path, Key key, const Identity& peer, int64_t deadline_ns);
+  std::vector<std::shared_ptr<Connection>> connections();
+  // The peer's lease ran out (down), or it is back: what it holds stays pinned either way.
+  void set_peer(const Identity& peer, bool up);
+
+  // ----- memory
+  std::shared_ptr<Arena> arena() { return arena_; }
+  ClaimId claim(Claim claim);
+  bool release(ClaimId id);
+  // Drains acknowledgements and frees what nobody holds. Cheap when there is nothing to do.
+  void sweep();
+  // While one exists, readers tell this process of every hold that ends.
+  struct RoomWaiter {
+    explicit RoomWaiter(Engine& engine);
+    ~RoomWaiter();
+    Engine& engine;
+  };
+  Claims& claims() { return claims_; }
+  // Publishes a version on the board. False: the board is full or the name too long.
+  bool publish(const std::string& name, uint64_t version, const std::string& descriptor);
+
+  // ----- messages
+  Inbox& inbox() { return inbox_; }
+  // Takes frames out of the rings into the inbox. False when another thread is at it; `insist` waits for that one.
+  bool pump(bool insist = false);
+  void deliver(const std::string& source, uint64_t incarnation, const char* frame, uint64_t n);
+
+  // ----- waiting: until ready() holds, or the deadline. The caller has polled before and holds no lock.
+  template <class Ready>
+  bool wait(Ready ready, int64_t deadline_ns) {
+    if (spin(ready, deadline_ns)) return true;
+    for (int64_t left; (left = deadline_ns - now_ns()) > 0;) {
+      // Where another thread is pumping, it may have passed the ring that our message is in: look again, don't sleep.
+      doorbell_->sleep(left, [&] { return !pump() || ready() || closed(); });
+      pump();
+      if (ready()) return true;
+      if (closed()) return false;
+    }
+    return ready();
+  }
+  // Asks the progress thread to take messages while nobody waits in a thread, and to write to the event descriptor.
+  void watch(bool on);
+  int event_fd() const { return event_fd_.get(); }
+  void wake() { doorbell_->wake(); }
+
+  Heartbeat& heartbeat() { return heartbeat_; }
+  const std::string& name() const { return name_; }
+  uint64_t incarnation() const { return incarnation_; }
+
+ private:
+  struct Pending {  // accepted, hasn't said hello
+    Fd socket;
+    int64_t deadline_ns;
+  };
+  static constexpr int64_t kSpin = 30'000;
+  static constexpr int64_t kHelloTimeout = 5'000'000'000;
+  static constexpr size_t kMaxPending = 256;
+  static constexpr int64_t kTick = 50'000'000;
+  static constexpr int64_t kIdleTrim = 30'000'000'000;
+
+  // Spins only if the one we wait for runs on another processor: on the same one it needs ours.
+  template <class Ready>
+  bool spin(Ready ready, int64_t deadline_ns) {
+    int64_t end = std::min(now_ns() + kSpin, deadline_ns);
+    do {
+      for (int i = 0; i < 64; ++i) {
+        if ((pump(), ready())) return true;
+        cpu_relax();
+      }
+      if (closed() || shares_cpu()) return false;
+    } while (now_ns() < end);
+    return false;
+  }
+  bool shares_cpu();
+
+  void run();
+  int64_t on_tick(int64_t now);
+  void accept_all();
+  void on_hello(int fd);
+  void welcome(Fd socket, Note& hello);
+  void on_connection(int fd);
+  void on_note(const std::shared_ptr<Connection>& connection, Note& note);
+
+  Map make_half(Fd& fd);
+  std::shared_ptr<Connection> make(Note& note, Fd socket, Fd half_fd, Map half, Identity peer);
+  void add(const std::shared_ptr<Connection>& connection);
+  void lose(const std::shared_ptr<Connection>& connection, bool gone);
+  bool reachable(const Identity& peer);
+  std::shared_ptr<Outbound> outbound(const Identity& peer);
+  void drain(Connection& connection);
+  void signal_event();
+  void want_news();
+
+  const std::string name_, path_;
+  const Key key_;
+  const pid_t pid_;
+  uint64_t incarnation_ = 0;
+
+  std::shared_ptr<Arena> arena_;
+  Fd control_fd_, doorbell_fd_, listener_, epoll_, wake_fd_, event_fd_;
+  Map control_map_, doorbell_map_;
+  Control* control_;
+  Doorbell* doorbell_;
+  Inbox inbox_;
+  Heartbeat heartbeat_;
+
+  std::mutex pump_mutex_;         // consumer side of all rings; taken before list_mutex_
+  std::mutex list_mutex_;         // connections_, outbound_, known_
+  std::vector<std::shared_ptr<Connection>> connections_;  // changed under both, read under either
+  std::map<std::pair<std::string, uint64_t>, std::shared_ptr<Outbound>> outbound_;
+  std::map<std::string, uint64_t> newest_;  // highest incarnation seen, by name
+  Claims claims_;
+  std::mutex board_mutex_;
+  std::map<int, Pending> pending_;           // progress thread only
+  std::map<int, std::shared_ptr<Connection>> by_fd_;  // sockets and pidfds; under list_mutex_
+  uint64_t serials_ = 0;
+  std::atomic<int> room_waiters_{0}, watchers_{0};
+  std::atomic<bool> closed_{false}, started_{false};
+  std::atomic<int> last_producer_cpu_{-1};
+  uint64_t seen_completions_ = 0;  // under pump_mutex_
+  int64_t last_trim_ = 0;          // progress thread only
+  std::thread thread_;
+};
+
+}  // namespace tl

@@ -1,0 +1,86 @@
+#include "heartbeat.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+
+#include <algorithm>
+#include <limits>
+
+namespace tl {
+
+void Heartbeat::configure(std::string address, Key key, int64_t interval_ns) {
+  std::lock_guard lock(mutex_);
+  address_ = std::move(address);
+  key_ = key;
+  interval_ns_ = interval_ns;
+  due_ns_ = 0;
+  socket_.reset();
+  state_ = State::connecting;
+}
+
+void Heartbeat::stop() {
+  std::lock_guard lock(mutex_);
+  socket_.reset();
+  state_ = State::idle;
+}
+
+int64_t Heartbeat::tick(int64_t now) {
+  std::lock_guard lock(mutex_);
+  State state = state_;
+  if (state == State::idle || state == State::rejected) return std::numeric_limits<int64_t>::max();
+  if (now < due_ns_) return due_ns_;
+  due_ns_ = now + interval_ns_;
+  if (socket_ && !read_answers()) socket_.reset();
+  if (state_ == State::rejected) return std::numeric_limits<int64_t>::max();
+  if ((socket_ || connect()) && beat()) {
+    state_ = State::beating;
+  } else {
+    socket_.reset();
+    state_ = State::unreachable;
+  }
+  return due_ns_;
+}
+
+bool Heartbeat::connect() {
+  if (address_.rfind("unix:", 0) == 0) {
+    sockaddr_un address = unix_address(address_.substr(5));
+    socket_ = Fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    return socket_ && ::connect(socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
+  }
+  size_t colon = address_.rfind(':');
+  if (colon == std::string::npos) return false;
+  std::string host = address_.substr(0, colon);
+  if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;  // a name was resolved before: a look-up could block
+  if (::getaddrinfo(host.c_str(), address_.c_str() + colon + 1, &hints, &found) != 0) return false;
+  socket_ = Fd(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  bool started = socket_ && (::connect(socket_.get(), found->ai_addr, found->ai_addrlen) == 0 || errno == EINPROGRESS);
+  ::freeaddrinfo(found);
+  return started;
+}
+
+bool Heartbeat::beat() {
+  ssize_t n = ::send(socket_.get(), key_.data(), key_.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (n < 0 && (errno == EAGAIN || errno == ENOTCONN || errno == EINPROGRESS)) {
+    due_ns_ -= interval_ns_ * 3 / 4;  // a TCP connection that still opens, or a full buffer: soon again
+    return true;
+  }
+  return n == static_cast<ssize_t>(key_.size());
+}
+
+bool Heartbeat::read_answers() {
+  uint8_t answers[64];
+  for (;;) {
+    ssize_t n = ::recv(socket_.get(), answers, sizeof answers, MSG_DONTWAIT);
+    if (n == 0) return false;
+    if (n < 0) return errno == EAGAIN || errno == EINTR || errno == ENOTCONN;
+    if (std::find(answers, answers + n, uint8_t{1}) != answers + n) {
+      state_ = State::rejected;
+      return false;
+    }
+  }
+}
+
+}  // namespace tl

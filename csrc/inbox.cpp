@@ -1,0 +1,181 @@
+#include "inbox.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "error.h"
+
+namespace tl {
+
+std::unique_ptr<Message> Message::parse(const char* frame, uint64_t n) {
+  FrameHeader header;
+  auto corrupt = [](const char* what) { return Error(Fault::corrupt, std::string("a message cannot be read: ") + what); };
+  if (n < sizeof header) throw corrupt("it is shorter than its header");
+  auto message = std::make_unique<Message>();
+  message->bytes.reset(new char[n]);
+  std::memcpy(message->bytes.get(), frame, n);  // first copied, then checked: the sender may still write it
+  std::memcpy(&header, message->bytes.get(), sizeof header);
+  if (header.magic != FrameHeader::kMagic) throw corrupt("its first bytes are wrong");
+  uint64_t fixed = sizeof header + uint64_t{header.tag_size} + header.meta_size + header.descriptor_size;
+  if (fixed > n || header.payload_size != n - fixed) throw corrupt("its lengths do not add up");
+  message->size = n;
+  message->sequence = header.sequence;
+  message->tag_at = sizeof header;
+  message->tag_size = header.tag_size;
+  message->meta_at = message->tag_at + header.tag_size;
+  message->meta_size = header.meta_size;
+  message->descriptor_at = message->meta_at + header.meta_size;
+  message->descriptor_size = header.descriptor_size;
+  message->payload_at = fixed;
+  message->payload_size = header.payload_size;
+  return message;
+}
+
+SourceId Inbox::source(const std::string& name) {
+  std::lock_guard lock(mutex_);
+  auto [it, fresh] = ids_.emplace(name, static_cast<SourceId>(names_.size()));
+  if (fresh) {
+    names_.push_back(name);
+    down_.push_back(false);
+  }
+  return it->second;
+}
+
+std::string Inbox::name(SourceId source) {
+  std::lock_guard lock(mutex_);
+  return source < names_.size() ? names_[source] : "?";
+}
+
+bool Inbox::deliver(std::unique_ptr<Message> message) {
+  std::lock_guard lock(mutex_);
+  Stream& stream = streams_[{message->source, message->incarnation}];
+  if (message->sequence <= stream.last) return false;
+  if (message->sequence != stream.last + 1) {  // another carrier has the ones before it
+    if (stream.early.size() >= kMaxEarly) throw Error(Fault::corrupt, "a peer leaves too many gaps in its message numbers");
+    return stream.early.emplace(message->sequence, std::move(message)).second;
+  }
+  ++stream.last;
+  match(std::move(message), false);
+  for (auto it = stream.early.begin(); it != stream.early.end() && it->first == stream.last + 1; it = stream.early.erase(it)) {
+    ++stream.last;
+    match(std::move(it->second), false);
+  }
+  return true;
+}
+
+void Inbox::match(std::unique_ptr<Message> message, bool front) {
+  if (!front) message->arrival = ++arrivals_;
+  for (auto it = posted_.begin(); it != posted_.end(); ++it) {
+    Posted& posted = **it;
+    if ((posted.source != kAnySource && posted.source != message->source) || posted.tag != message->tag()) continue;
+    posted.message = std::move(message);
+    posted_.erase(it);
+    posted_count_.fetch_sub(1, std::memory_order_relaxed);
+    completions_.fetch_add(1, std::memory_order_release);
+    return;
+  }
+  key_.assign(message->tag());
+  Queue& queue = tags_[key_].by_source[message->source];
+  if (front) {  // several may have been taken at once: keep the order of arrival
+    auto at = std::find_if(queue.begin(), queue.end(), [&](auto& other) { return other->arrival > message->arrival; });
+    queue.insert(at, std::move(message));
+  } else {
+    queue.push_back(std::move(message));
+  }
+  ++queued_;
+}
+
+std::unique_ptr<Message> Inbox::take(SourceId source, std::string_view tag) {
+  std::lock_guard lock(mutex_);
+  return take_locked(source, tag);
+}
+
+std::unique_ptr<Message> Inbox::take_locked(SourceId source, std::string_view tag) {
+  if (queued_ == 0) return nullptr;
+  key_.assign(tag);
+  auto queues = tags_.find(key_);
+  if (queues == tags_.end()) return nullptr;
+  auto& by_source = queues->second.by_source;
+  auto best = by_source.end();
+  if (source != kAnySource) {
+    best = by_source.find(source);
+  } else {
+    for (auto it = by_source.begin(); it != by_source.end(); ++it)
+      if (!it->second.empty() && (best == by_source.end() || it->second.front()->arrival < best->second.front()->arrival)) best = it;
+  }
+  if (best == by_source.end() || best->second.empty()) return nullptr;
+  std::unique_ptr<Message> message = std::move(best->second.front());
+  best->second.pop_front();
+  if (tag.size() > 0 && best->second.empty()) {  // tags may be used once each: leave nothing behind
+    by_source.erase(best);
+    if (by_source.empty()) tags_.erase(queues);
+  }
+  --queued_;
+  return message;
+}
+
+void Inbox::put_back(std::unique_ptr<Message> message) {
+  std::lock_guard lock(mutex_);
+  match(std::move(message), true);
+}
+
+std::shared_ptr<Posted> Inbox::post(SourceId source, std::string tag) {
+  auto posted = std::make_shared<Posted>(Posted{source, std::move(tag), nullptr});
+  std::lock_guard lock(mutex_);
+  if ((posted->message = take_locked(source, posted->tag))) return posted;
+  if (source != kAnySource && down_[source]) {
+    posted->lost = true;
+    return posted;
+  }
+  posted_.push_back(posted);
+  posted_count_.fetch_add(1, std::memory_order_relaxed);
+  return posted;
+}
+
+bool Inbox::complete(const Posted& posted) {
+  std::lock_guard lock(mutex_);
+  return posted.message || posted.lost;
+}
+
+std::unique_ptr<Message> Inbox::collect(const std::shared_ptr<Posted>& posted) {
+  std::lock_guard lock(mutex_);
+  if (!posted->message && !posted->lost) {
+    posted_.remove(posted);
+    posted_count_.fetch_sub(1, std::memory_order_relaxed);
+  }
+  return std::move(posted->message);
+}
+
+void Inbox::set_down(SourceId source, bool down) {
+  std::lock_guard lock(mutex_);
+  down_[source] = down;
+  if (!down) return;
+  for (auto it = posted_.begin(); it != posted_.end();) {
+    if ((*it)->source != source) {
+      ++it;
+      continue;
+    }
+    (*it)->lost = true;
+    it = posted_.erase(it);
+    posted_count_.fetch_sub(1, std::memory_order_relaxed);
+    completions_.fetch_add(1, std::memory_order_release);
+  }
+}
+
+bool Inbox::is_down(SourceId source) {
+  std::lock_guard lock(mutex_);
+  return source != kAnySource && down_[source];
+}
+
+uint64_t Inbox::queued() {
+  std::lock_guard lock(mutex_);
+  return queued_;
+}
+
+uint64_t Inbox::received(SourceId source, uint64_t incarnation) {
+  std::lock_guard lock(mutex_);
+  auto it = streams_.find({source, incarnation});
+  return it == streams_.end() ? 0 : it->second.last;
+}
+
+}  // namespace tl
