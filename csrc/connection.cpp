@@ -59,13 +59,6 @@ bool Connection::try_send(const Outgoing& message) {
   return true;
 }
 
-std::string Connection::frame(const Outgoing& message) {
-  std::string bytes(frame_size(message), '\0');
-  std::lock_guard lock(outbound_->mutex);
-  write_frame(bytes.data(), message, ++outbound_->last);
-  return bytes;
-}
-
 void Connection::ring_peer() {
   doorbell_->ring();
   if (doorbell_->watched.load(std::memory_order_relaxed)) note(NoteKind::kick);

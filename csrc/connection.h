@@ -75,8 +75,6 @@ class Connection : public std::enable_shared_from_this<Connection> {
   static void write_frame(char* frame, const Outgoing& message, uint64_t sequence);
   // False: no room or credit now; the peer will ring when there is. Throws Fault::lost.
   bool try_send(const Outgoing& message);
-  // A frame for another carrier (gRPC), numbered like all others.
-  std::string frame(const Outgoing& message);
 
   // ----- receiving; the caller serialises poll()
   bool has_frames() { return !rx_.empty(); }

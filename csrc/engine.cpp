@@ -60,8 +60,7 @@ void Engine::start(uint64_t incarnation) {
 void Engine::close() {
   if (forked() || closed_.exchange(true)) return;
   ::unlink(path_.c_str());
-  uint64_t one = 1;
-  [[maybe_unused]] ssize_t n = ::write(wake_fd_.get(), &one, sizeof one);
+  nudge();
   if (thread_.joinable()) thread_.join();
   heartbeat_.stop();
   listener_.reset();
@@ -186,6 +185,23 @@ void Engine::deliver(const std::string& source, uint64_t incarnation, const char
   inbox_.deliver(std::move(message));
   if (watchers_ > 0) signal_event();
   doorbell_->ring();
+}
+
+std::string Engine::frame(const Identity& peer, const Connection::Outgoing& message) {
+  std::shared_ptr<Outbound> to;
+  {
+    std::lock_guard lock(list_mutex_);
+    to = outbound(peer);
+  }
+  std::string bytes(Connection::frame_size(message), '\0');
+  std::lock_guard lock(to->mutex);
+  Connection::write_frame(bytes.data(), message, ++to->last);
+  return bytes;
+}
+
+void Engine::nudge() {
+  uint64_t one = 1;
+  [[maybe_unused]] ssize_t n = ::write(wake_fd_.get(), &one, sizeof one);
 }
 
 void Engine::watch(bool on) {

@@ -76,6 +76,10 @@ class Engine {
   int event_fd() const { return event_fd_.get(); }
   void wake() { doorbell_->wake(); }
 
+  // A message as bytes for another carrier than the ring, numbered like all others to that peer.
+  std::string frame(const Identity& peer, const Connection::Outgoing& message);
+  void nudge();  // makes the progress thread look for what is due
+
   Heartbeat& heartbeat() { return heartbeat_; }
   const std::string& name() const { return name_; }
   uint64_t incarnation() const { return incarnation_; }

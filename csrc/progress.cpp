@@ -21,6 +21,7 @@ void Engine::run() {
       if (fd == wake_fd_.get()) {
         uint64_t value;
         [[maybe_unused]] ssize_t got = ::read(fd, &value, sizeof value);
+        due = 0;
       } else if (fd == listener_.get()) {
         accept_all();
       } else if (pending_.count(fd)) {

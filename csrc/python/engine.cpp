@@ -1,5 +1,331 @@
+#include "engine.h"
+
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/ndarray.h>
+
+#include "descriptor.h"
 #include "python/bind.h"
+#include "python/codec.h"
+#include "python/store.h"
+#include "python/views.h"
+#include "python/wait.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
 
 namespace tl::python {
-void bind_engine(nanobind::module_&) {}
+
+namespace {
+
+std::string_view text(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
+nb::bytes to_bytes(std::string_view s) { return nb::bytes(s.data(), s.size()); }
+
+Key to_key(const nb::bytes& bytes) {
+  Key key{};
+  if (bytes.size() != key.size()) throw nb::value_error("a key is 16 bytes");
+  std::memcpy(key.data(), bytes.c_str(), key.size());
+  return key;
+}
+
+const char* error_name(Fault fault) {
+  switch (fault) {
+    case Fault::closed: return "ClosedError";
+    case Fault::lost: return "PeerLostError";
+    case Fault::stale: return "StaleRefError";
+    case Fault::timeout: return "TransferTimeoutError";
+    case Fault::cancelled: return "TransferCancelledError";
+    case Fault::no_room: return "PoolExhaustedError";
+    case Fault::corrupt: return "CorruptTransferError";
+    case Fault::refused: return "AuthenticationError";
+    case Fault::interrupted: return "TransferCancelledError";
+    case Fault::transport: break;
+  }
+  return "TransportError";
+}
+
+void translate(const std::exception_ptr& pointer, void*) {
+  try {
+    std::rethrow_exception(pointer);
+  } catch (const Error& error) {
+    nb::object type = nb::module_::import_("tensorlink.errors").attr(error_name(error.fault));
+    nb::object value = type(error.what());
+    if (error.fault == Fault::transport) value.attr("code") = error.code;
+    PyErr_SetObject(type.ptr(), value.ptr());
+  }
+}
+
+// ----- messages
+
+// Null: the message's object lies in the sender's pool; `descriptor` says where.
+nb::object unpack_message(const Message& message, nb::handle like) {
+  Extent extent{message.payload(), message.payload_size};
+  Memory memory{&extent, 1, nullptr};
+  std::string_view meta = message.meta();
+  return nb::steal(unpack(meta.data(), meta.size(), memory, nullptr, Mode::copy, like.ptr()));
+}
+
+nb::object fill_message(const Message& message, nb::handle out, const Stop* stop, double timeout_s) {
+  Extent extent{message.payload(), message.payload_size};
+  return nb::steal(fill_from(message.meta(), &extent, 1, out.ptr(), stop, timeout_s));
+}
+
+struct Received {
+  std::unique_ptr<Message> message;
+  bool lost = false;  // the source that was named is down
+};
+
+// The next message, or why there is none: timed out (both empty) or lost.
+Received receive(Engine& engine, SourceId source, std::string_view tag, double timeout_s) {
+  Received result;
+  Inbox& inbox = engine.inbox();
+  auto ready = [&] {
+    result.message = inbox.take(source, tag);
+    return result.message || (result.lost = inbox.is_down(source));
+  };
+  wait_for(engine, ready, deadline_of(timeout_s));
+  return result;
+}
+
+nb::object receive_object(Engine& engine, SourceId source, nb::str tag, double timeout_s) {
+  Py_ssize_t size;
+  const char* data = PyUnicode_AsUTF8AndSize(tag.ptr(), &size);
+  if (!data) throw nb::python_error();
+  Received received = receive(engine, source, {data, static_cast<size_t>(size)}, timeout_s);
+  if (received.message) return nb::cast(std::move(received.message));
+  return received.lost ? nb::object(nb::bool_(false)) : nb::object(nb::none());
+}
+
+void bind_messages(nb::module_& module) {
+  nb::class_<Message>(module, "Message", "A message that was taken from the inbox.")
+      .def_prop_ro("source", [](const Message& m) { return m.source; })
+      .def_prop_ro("incarnation", [](const Message& m) { return m.incarnation; })
+      .def_prop_ro("descriptor", [](const Message& m) { return to_bytes(m.descriptor()); })
+      .def_prop_ro("meta", [](const Message& m) { return to_bytes(m.meta()); })
+      .def_prop_ro("offered", [](const Message& m) { return m.descriptor_size != 0; }, "The object lies in the sender's pool.")
+      .def_prop_ro("connection", [](const Message& m) { return m.carrier; }, "The connection that brought it, or None.")
+      .def("unpack", unpack_message, "like"_a.none())
+      .def("fill", fill_message, "out"_a, "stop"_a.none(), "timeout_s"_a)
+      .def("consumed", [](const Message& m) {
+        if (m.carrier && m.payload_size) m.carrier->credit(m.payload_size);
+      }, "Gives the sender its credit back. Call once, when the application has the object.");
+  nb::class_<Posted>(module, "Posted", "A receive that was posted before its message came.")
+      .def_prop_ro("lost", [](const Posted& p) { return p.lost; });
+}
+
+// ----- connections
+
+struct Sending {  // the payload of one frame, as copy_payload wants it
+  static void copy(const void* packed, char* to) { copy_payload(*static_cast<const Packed*>(packed), to); }
+};
+
+Connection::Outgoing outgoing(const Packed& packed, std::string_view tag) {
+  return {tag, packed.meta, {}, packed.nbytes, Sending::copy, &packed};
+}
+
+// None: sent. Else what is left to do with the object: it is too large for a frame, or there is no room or credit now.
+nb::object send_object(Connection& connection, nb::handle object, nb::str tag) {
+  Py_ssize_t size;
+  const char* data = PyUnicode_AsUTF8AndSize(tag.ptr(), &size);
+  if (!data) throw nb::python_error();
+  auto packed = pack(object.ptr());
+  auto message = outgoing(*packed, {data, static_cast<size_t>(size)});
+  if (Connection::frame_size(message) <= kEagerLimit && connection.try_send(message)) return nb::none();
+  return nb::cast(std::move(packed));
+}
+
+bool send_packed(Engine& engine, Connection& connection, const Packed& packed, const std::string& tag, double timeout_s) {
+  auto message = outgoing(packed, tag);
+  return wait_for(engine, [&] { return connection.try_send(message); }, deadline_of(timeout_s));
+}
+
+bool send_offer(Engine& engine, Connection& connection, nb::bytes descriptor, nb::bytes meta, const std::string& tag, double timeout_s) {
+  for (const tl::Extent& extent : Descriptor::decode(text(descriptor)).extents) connection.announce(*engine.arena(), extent.segment);
+  Connection::Outgoing message{tag, text(meta), text(descriptor)};
+  return wait_for(engine, [&] { return connection.try_send(message); }, deadline_of(timeout_s));
+}
+
+nb::object read_board(const Connection& connection, const std::string& name) {
+  const BoardSlot* slot = connection.board().find(name);
+  Notice notice;
+  for (int i = 0; slot && i < 1000; ++i)
+    if (slot->read(notice)) return nb::make_tuple(notice.version, to_bytes(notice.descriptor));
+  return nb::none();
+}
+
+// Until the board shows at least that version, or the connection ends.
+bool wait_board(Engine& engine, Connection& connection, const std::string& name, uint64_t version, double timeout_s) {
+  Notice notice;
+  const BoardSlot* slot = nullptr;
+  auto ready = [&] {
+    if (!slot) slot = connection.board().find(name);
+    return (slot && slot->read(notice) && notice.version >= version) || !connection.up();
+  };
+  return wait_for(engine, ready, deadline_of(timeout_s));
+}
+
+nb::dict counters(const Connection& connection) {
+  const Counters& c = connection.counters;
+  nb::dict result;
+  result["messages_sent"] = c.messages_sent.load();
+  result["messages_received"] = c.messages_received.load();
+  result["bytes_sent"] = c.bytes_sent.load();
+  result["bytes_received"] = c.bytes_received.load();
+  result["bytes_read"] = c.bytes_read.load();
+  return result;
+}
+
+void bind_connections(nb::module_& module) {
+  nb::class_<Connection>(module, "Connection", "A connection to one incarnation of a peer on this host.")
+      .def_prop_ro("peer_name", [](const Connection& c) { return c.peer.name; })
+      .def_prop_ro("peer_incarnation", [](const Connection& c) { return c.peer.incarnation; })
+      .def_prop_ro("pid", [](const Connection& c) { return c.pid; })
+      .def_prop_ro("serial", [](const Connection& c) { return c.serial; })
+      .def_prop_ro("up", [](const Connection& c) { return c.up(); })
+      .def_prop_ro("gone", [](const Connection& c) { return c.gone(); })
+      .def_prop_ro("holds", [](Connection& c) { return c.holds_count(); }, "Holds of this process on the peer's memory.")
+      .def("send", send_object, "object"_a.none(), "tag"_a, "None: sent. Else the packed object: too large, or no room now.")
+      .def("acknowledge", [](Connection& c, uint64_t claim) { c.acknowledge(claim); })
+      .def("read_board", read_board, "name"_a, "(version, descriptor) of the newest notice, or None.")
+      .def("counters", counters);
+  nb::class_<Stop>(module, "Stop", "Stops a fill from another thread.").def(nb::init<>()).def("set", [](Stop& s) { s.flag = true; });
+  nb::class_<View>(module, "View", "An object in a peer's pool, opened here under a hold.")
+      .def_prop_ro("nbytes", &View::nbytes)
+      .def_prop_ro("claim", &View::claim)
+      .def("addresses", [](View& v) {
+        nb::list result;
+        for (const Extent& e : v.payload()) result.append(nb::make_tuple(reinterpret_cast<uintptr_t>(e.data), e.nbytes));
+        return result;
+      })
+      .def("meta", [](View& v, nb::bytes beside) { return to_bytes(v.meta(text(beside))); }, "beside"_a)
+      .def("unpack", [](View& v, nb::bytes meta, nb::handle like, bool copy) {
+        return nb::steal(v.unpack(v.meta(text(meta)), like.ptr(), copy));
+      }, "meta"_a, "like"_a.none(), "copy"_a = false)
+      .def("fill", [](View& v, nb::bytes meta, nb::handle out, const Stop* stop, double timeout_s) {
+        return nb::steal(v.fill(v.meta(text(meta)), out.ptr(), stop, timeout_s));
+      }, "meta"_a, "out"_a, "stop"_a.none(), "timeout_s"_a);
+}
+
+// ----- the engine
+
+nb::dict usage(Engine& engine) {
+  engine.sweep();
+  nb::dict pool, holders;
+  Arena& arena = *engine.arena();
+  Claims& claims = engine.claims();
+  pool["budget_bytes"] = arena.budget();
+  pool["used_bytes"] = arena.used();
+  pool["committed_bytes"] = arena.committed();
+  pool["blocks"] = arena.blocks();
+  pool["handles"] = claims.standing_count();
+  pool["handle_bytes"] = claims.standing_bytes();
+  pool["parked_bytes"] = claims.parked_bytes();
+  for (auto& connection : engine.connections()) {
+    uint64_t count = 0, nbytes = 0;
+    std::vector<ClaimId> ids;
+    connection->holds_of_peer().scan([&](ClaimId id) { ids.push_back(id); });
+    for (ClaimId id : ids) ++count, nbytes += claims.nbytes(id);
+    if (count) holders[connection->peer.name.c_str()] = nb::make_tuple(count, nbytes, connection->pid);
+  }
+  pool["holders"] = holders;
+  return pool;
+}
+
+nb::object empty_array(Engine& engine, uint64_t nbytes, double timeout_s) {
+  auto block = allocate(engine, nbytes, timeout_s);
+  if (!block) return nb::none();
+  {
+    nb::gil_scoped_release released;
+    engine.arena()->warm(*block);
+  }
+  size_t shape = nbytes;
+  auto* owner = new std::shared_ptr<Block>(block);
+  nb::capsule keep(owner, [](void* held) noexcept { delete static_cast<std::shared_ptr<Block>*>(held); });
+  return nb::cast(nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(block->data(), 1, &shape, keep), nb::rv_policy::reference);
+}
+
+int heartbeat_state(Engine& engine) { return static_cast<int>(engine.heartbeat().state()); }
+
+template <class Class>
+void bind_memory(Class& engine) {
+  engine.def("store", store, "packed"_a, "reads"_a, "ttl_s"_a, "reader"_a, "inline_meta"_a, "timeout_s"_a,
+             "Copies an object into the pool: (claim, descriptor, meta beside it). None: no room before the deadline.")
+      .def("claim_in_place", claim_in_place, "packed"_a, "reads"_a, "ttl_s"_a,
+           "As store() without a copy, for tensors that already lie in the pool. None: some lie elsewhere.")
+      .def("release", [](Engine& e, uint64_t claim) { return e.release(claim); }, "claim"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("empty", empty_array, "nbytes"_a, "timeout_s"_a, "Writable bytes in the pool, or None: no room before the deadline.")
+      .def("publish", [](Engine& e, const std::string& name, uint64_t version, nb::bytes descriptor) {
+        return e.publish(name, version, std::string(text(descriptor)));
+      }, "name"_a, "version"_a, "descriptor"_a)
+      .def("open", [](Engine& e, std::shared_ptr<Connection> c, nb::bytes d, double timeout_s) {
+        return View::open(e, std::move(c), text(d), timeout_s);
+      }, "connection"_a, "descriptor"_a, "timeout_s"_a)
+      .def("sweep", &Engine::sweep, nb::call_guard<nb::gil_scoped_release>())
+      .def("usage", usage);
+}
+
+template <class Class>
+void bind_traffic(Class& engine) {
+  engine.def("receive", receive_object, "source"_a, "tag"_a, "timeout_s"_a, "A Message; False: the source is down; None: timed out.")
+      .def("source", [](Engine& e, const std::string& name) { return e.inbox().source(name); }, "name"_a)
+      .def("source_name", [](Engine& e, SourceId id) { return e.inbox().name(id); }, "source"_a)
+      .def("put_back", [](Engine& e, Message& m) { e.inbox().put_back(std::make_unique<Message>(std::move(m))); }, "message"_a)
+      .def("post", [](Engine& e, SourceId source, const std::string& tag) { return e.inbox().post(source, tag); }, "source"_a, "tag"_a)
+      .def("posted_done", [](Engine& e, const std::shared_ptr<Posted>& p) { return e.pump(), e.inbox().complete(*p); }, "posted"_a)
+      .def("posted_wait", [](Engine& e, const std::shared_ptr<Posted>& p, double timeout_s) {
+        return wait_for(e, [&] { return e.inbox().complete(*p); }, deadline_of(timeout_s));
+      }, "posted"_a, "timeout_s"_a)
+      .def("posted_collect", [](Engine& e, const std::shared_ptr<Posted>& p) { return e.inbox().collect(p); }, "posted"_a,
+           "Its message, or None: it was still waiting (and is withdrawn), or its source is down.")
+      .def("send_packed", send_packed, "connection"_a, "packed"_a, "tag"_a, "timeout_s"_a, "False: no room before the deadline.")
+      .def("send_offer", send_offer, "connection"_a, "descriptor"_a, "meta"_a, "tag"_a, "timeout_s"_a)
+      .def("frame", [](Engine& e, const std::string& name, uint64_t incarnation, const std::string& tag, nb::bytes meta, nb::bytes descriptor, nb::bytes payload) {
+        return to_bytes(e.frame({name, incarnation}, {tag, text(meta), text(descriptor), payload.size(),
+          [](const void* from, char* to) { auto& p = *static_cast<const nb::bytes*>(from); std::memcpy(to, p.c_str(), p.size()); }, &payload}));
+      }, "name"_a, "incarnation"_a, "tag"_a, "meta"_a, "descriptor"_a, "payload"_a, "A message as bytes, for another carrier.")
+      .def("deliver", [](Engine& e, const std::string& name, uint64_t incarnation, nb::bytes frame) {
+        e.deliver(name, incarnation, frame.c_str(), frame.size());
+      }, "name"_a, "incarnation"_a, "frame"_a, "Takes a message that another carrier brought.")
+      .def("wait_board", wait_board, "connection"_a, "name"_a, "version"_a, "timeout_s"_a)
+      .def("watch", &Engine::watch, "on"_a)
+      .def_prop_ro("event_fd", &Engine::event_fd)
+      .def_prop_ro("queued", [](Engine& e) { return e.inbox().queued(); });
+}
+
+}  // namespace
+
+void bind_engine(nb::module_& module) {
+  nb::register_exception_translator(translate);
+  module.attr("EAGER_LIMIT") = kEagerLimit;
+  module.attr("ANY_SOURCE") = kAnySource;
+  bind_messages(module);
+  bind_connections(module);
+  nb::class_<Engine> engine(module, "Engine", "Pool, connections and messages of one endpoint.");
+  engine
+      .def("__init__", [](Engine* self, std::string name, std::string path, nb::bytes key, uint64_t pool_bytes) {
+        new (self) Engine(std::move(name), std::move(path), to_key(key), pool_bytes);
+      }, "name"_a, "path"_a, "key"_a, "pool_bytes"_a)
+      .def("start", &Engine::start, "incarnation"_a)
+      .def("close", &Engine::close, nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("closed", &Engine::closed)
+      .def("connect", [](Engine& e, const std::string& path, nb::bytes key, const std::string& name, uint64_t incarnation, double timeout_s) {
+        Key k = to_key(key);
+        nb::gil_scoped_release released;
+        return e.connect(path, k, {name, incarnation}, deadline_of(timeout_s));
+      }, "path"_a, "key"_a, "name"_a, "incarnation"_a, "timeout_s"_a)
+      .def("connections", &Engine::connections)
+      .def("set_peer", [](Engine& e, const std::string& name, uint64_t incarnation, bool up) { e.set_peer({name, incarnation}, up); },
+           "name"_a, "incarnation"_a, "up"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("heartbeat", [](Engine& e, const std::string& address, nb::bytes key, double interval_s) {
+        e.heartbeat().configure(address, to_key(key), static_cast<int64_t>(interval_s * 1e9));
+        e.nudge();
+      }, "address"_a, "key"_a, "interval_s"_a)
+      .def("heartbeat_state", heartbeat_state, "0 idle, 1 connecting, 2 beating, 3 rejected, 4 unreachable");
+  bind_memory(engine);
+  bind_traffic(engine);
+}
+
 }  // namespace tl::python

@@ -1,0 +1,57 @@
+// Where an object lies in a pool, as it stands in handles and messages: the claim that keeps it and its extents.
+//
+//   u64 claim, u16 extents of the payload, u16 1 if one more extent holds the meta, u32 0, then (u64 segment, offset, nbytes) each
+#pragma once
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "arena.h"
+#include "holds.h"
+
+namespace tl {
+
+struct Descriptor {
+  ClaimId claim = 0;
+  bool meta_in_pool = false;  // then the last extent is the meta
+  std::vector<Extent> extents;
+
+  size_t payload_count() const { return extents.size() - (meta_in_pool ? 1 : 0); }
+
+  std::string encode() const {
+    Head head{claim, static_cast<uint16_t>(payload_count()), meta_in_pool, 0};
+    std::string bytes(reinterpret_cast<const char*>(&head), sizeof head);
+    for (const Extent& extent : extents) {
+      uint64_t words[3] = {extent.segment, extent.offset, extent.nbytes};
+      bytes.append(reinterpret_cast<const char*>(words), sizeof words);
+    }
+    return bytes;
+  }
+
+  // Checks the form; whether the extents lie inside their segments is checked where they are mapped.
+  static Descriptor decode(std::string_view bytes) {
+    Head head;
+    if (bytes.size() < sizeof head) throw Error(Fault::corrupt, "a descriptor is too short");
+    std::memcpy(&head, bytes.data(), sizeof head);
+    size_t count = size_t{head.payload_extents} + (head.meta_in_pool ? 1 : 0);
+    if (head.meta_in_pool > 1 || bytes.size() != sizeof head + count * 24) throw Error(Fault::corrupt, "a descriptor has a wrong length");
+    Descriptor result{head.claim, head.meta_in_pool == 1, {}};
+    result.extents.reserve(count);
+    for (size_t i = 0; i < count; ++i) {
+      uint64_t words[3];
+      std::memcpy(words, bytes.data() + sizeof head + i * sizeof words, sizeof words);
+      if (words[0] > UINT32_MAX || words[1] + words[2] < words[1]) throw Error(Fault::corrupt, "a descriptor names an impossible extent");
+      result.extents.push_back({static_cast<uint32_t>(words[0]), words[1], words[2]});
+    }
+    return result;
+  }
+
+ private:
+  struct Head {
+    ClaimId claim;
+    uint16_t payload_extents, meta_in_pool;
+    uint32_t reserved;
+  };
+};
+
+}  // namespace tl

@@ -1,0 +1,95 @@
+#include "python/store.h"
+
+#include "copy.h"
+#include "descriptor.h"
+#include "python/wait.h"
+
+namespace nb = nanobind;
+
+namespace tl::python {
+
+namespace {
+
+Claim make_claim(std::vector<std::shared_ptr<Block>> blocks, uint64_t reads, double ttl_s, uint64_t reader) {
+  Claim claim;
+  claim.blocks = std::move(blocks);
+  claim.counted = reads > 0;
+  claim.reads_left = reads;
+  claim.expires_ns = ttl_s > 0 ? deadline_of(ttl_s) : 0;
+  claim.reader = reader;
+  return claim;
+}
+
+nb::object stored(const Descriptor& descriptor, std::string_view meta) {
+  std::string bytes = descriptor.encode();
+  return nb::make_tuple(descriptor.claim, nb::bytes(bytes.data(), bytes.size()), nb::bytes(meta.data(), meta.size()));
+}
+
+// The memory that a tensor's elements span: negative strides reach below its address.
+std::pair<const char*, uint64_t> span_of(const Packed& packed, const PackedLeaf& leaf) {
+  if (leaf.dense) return {leaf.data, leaf.nbytes};
+  int64_t low = 0, high = 0;
+  uint64_t count = 1;
+  for (int d = 0; d < leaf.ndim; ++d) {
+    int64_t reach = (packed.shape(leaf)[d] - 1) * packed.strides(leaf)[d];
+    (reach < 0 ? low : high) += reach;
+    count *= static_cast<uint64_t>(packed.shape(leaf)[d]);
+  }
+  uint64_t itemsize = count ? leaf.nbytes / count : 0;
+  return {leaf.data + low, static_cast<uint64_t>(high - low) + itemsize};
+}
+
+}  // namespace
+
+std::shared_ptr<Block> allocate(Engine& engine, uint64_t nbytes, double timeout_s) {
+  std::shared_ptr<Block> block = engine.arena()->allocate(nbytes);
+  if (block || nbytes > engine.arena()->budget()) return block;
+  engine.sweep();
+  if ((block = engine.arena()->allocate(nbytes))) return block;
+  Engine::RoomWaiter waiter(engine);
+  wait_for(engine, [&] { return engine.sweep(), (block = engine.arena()->allocate(nbytes)) != nullptr; }, deadline_of(timeout_s));
+  return block;
+}
+
+nb::object store(Engine& engine, const Packed& packed, uint64_t reads, double ttl_s, uint64_t reader, uint64_t inline_meta, double timeout_s) {
+  bool beside = packed.meta.size() <= inline_meta;
+  uint64_t meta_at = (packed.nbytes + 63) / 64 * 64;
+  auto block = allocate(engine, beside ? packed.nbytes : meta_at + packed.meta.size(), timeout_s);
+  if (!block) return nb::none();
+  Descriptor descriptor;
+  tl::Extent extent = block->extent();
+  {
+    nb::gil_scoped_release released;
+    engine.arena()->warm(*block);
+    copy_payload(packed, block->data());
+    if (!beside) copy_bytes(block->data() + meta_at, packed.meta.data(), packed.meta.size());
+  }
+  descriptor.extents.push_back({extent.segment, extent.offset, packed.nbytes});
+  if (!beside) descriptor.extents.push_back({extent.segment, extent.offset + meta_at, packed.meta.size()});
+  descriptor.meta_in_pool = !beside;
+  descriptor.claim = engine.claim(make_claim({std::move(block)}, reads, ttl_s, reader));
+  return stored(descriptor, beside ? std::string_view(packed.meta) : std::string_view());
+}
+
+nb::object claim_in_place(Engine& engine, const Packed& packed, uint64_t reads, double ttl_s) {
+  std::vector<std::shared_ptr<Block>> blocks;
+  std::vector<Extent> spans;
+  Descriptor descriptor;
+  for (const PackedLeaf& leaf : packed.leaves) {
+    if (leaf.nbytes == 0) continue;
+    auto [start, nbytes] = span_of(packed, leaf);
+    auto block = engine.arena()->find(start, nbytes);
+    if (!block) return nb::none();
+    if (std::find(blocks.begin(), blocks.end(), block) != blocks.end()) continue;
+    const tl::Extent& extent = block->extent();
+    descriptor.extents.push_back(extent);
+    spans.push_back({block->data(), extent.nbytes});
+    blocks.push_back(std::move(block));
+  }
+  std::string meta = blocks.empty() || blocks.size() > UINT16_MAX ? std::string() : packed.meta_in_place(spans.data(), spans.size());
+  if (meta.empty()) return nb::none();
+  descriptor.claim = engine.claim(make_claim(std::move(blocks), reads, ttl_s, 0));
+  return stored(descriptor, meta);
+}
+
+}  // namespace tl::python

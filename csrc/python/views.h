@@ -1,0 +1,46 @@
+// Objects in a peer's pool, opened here under a hold.
+#pragma once
+#include <nanobind/nanobind.h>
+
+#include "descriptor.h"
+#include "engine.h"
+#include "python/codec.h"
+
+namespace tl::python {
+
+// Set by another thread to stop a fill.
+struct Stop {
+  std::atomic<bool> flag{false};
+};
+
+// An object that a peer keeps readable for us, until this and all views built from it are gone.
+class View {
+ public:
+  // Takes the hold and waits for the mappings. Throws Fault::stale, lost, timeout.
+  static std::unique_ptr<View> open(Engine& engine, std::shared_ptr<Connection> connection, std::string_view descriptor, double timeout_s);
+
+  // The meta: the one that came beside the descriptor, or a copy of the one in the pool (its owner could still write it).
+  std::string_view meta(std::string_view beside);
+  uint64_t nbytes() const { return nbytes_; }
+  PyObject* unpack(std::string_view meta, PyObject* like, bool copy);
+  PyObject* fill(std::string_view meta, PyObject* out, const Stop* stop, double timeout_s);
+  const std::shared_ptr<Connection>& connection() const { return connection_; }
+  ClaimId claim() const { return claim_; }
+  // Address and size of each extent of the payload, read-only.
+  const std::vector<Extent>& payload();
+
+ private:
+  std::shared_ptr<Connection> connection_;
+  std::shared_ptr<Lease> lease_;
+  ClaimId claim_ = 0;
+  size_t count_ = 0;  // extents of the payload
+  bool meta_in_pool_ = false;
+  uint64_t nbytes_ = 0;
+  std::vector<Extent> payload_;
+  std::string meta_;
+};
+
+// Fills `out` from extents; raises LayoutMismatchError, TransferCancelledError, TransferTimeoutError. Nothing is written after it returns.
+PyObject* fill_from(std::string_view meta, const Extent* extents, size_t count, PyObject* out, const Stop* stop, double timeout_s);
+
+}  // namespace tl::python
