@@ -36,13 +36,13 @@ class ControlClient:
     """Joins a coordinator under a name and stays joined until `close`.
 
     Every method may be called from any thread, has a deadline, and raises errors of `tensorlink.errors` only:
-    `ClosedError` after `close`, after `fork` in the child, and the reason of the failure once membership is lost for good
-    (another process took the name, or the token is refused). A lost coordinator is no failure: calls wait for the next one
-    until their deadline.
+    `ClosedError` after `close` and in a forked child, and the reason of the failure once membership is lost for good
+    (another process took the name, or the token is refused). A lost coordinator is no failure: calls wait for the next
+    one until their deadline.
 
     Callbacks run one at a time, in order, on one daemon thread, never on a caller's: `on_change` with a list of
-    membership events of other peers; `on_joined` after each join but the first, with a new lease; `on_failed` once, with the
-    reason. What they raise is logged and harms nothing; while one runs, the next waits.
+    membership events of other peers; `on_joined` after each join but the first, with the lease to use from now on;
+    `on_failed` once, with the reason. What they raise is logged and harms nothing; while one runs, the next waits.
     """
 
     def __init__(
@@ -203,9 +203,7 @@ class ControlClient:
                 raise
             return known
 
-    def _call(
-        self, method: str, request: Callable[[float], Any], timeout: float | None, *, once: bool = False
-    ) -> Any:
+    def _call(self, method: str, request: Callable[[float], Any], timeout: float | None, *, once: bool = False) -> Any:
         """Calls until it gets an answer; a lost coordinator or lease is renewed by the thread meanwhile."""
         deadline = time.monotonic() + (self._settings.timeout if timeout is None else timeout)
         phase = method.lower()
@@ -356,5 +354,3 @@ class ControlClient:
             callback(value)
         except Exception:
             log.exception("a membership callback failed")
-
-

@@ -36,7 +36,7 @@ _WATCH_BACKLOG = 1024
 _MAX_WAIT_S = 3600.0
 _PING_S = 1.0
 
-Context = grpc.aio.ServicerContext
+Context = grpc.aio.ServicerContext[Any, Any]
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 
@@ -146,7 +146,7 @@ class Coordinator(pb_grpc.CoordinatorServicer):
         self._heartbeats.close()
 
     async def until_idle(self, *, grace_s: float, first_s: float) -> None:
-        """Returns once the last peer has been gone for `grace_s`, or nobody came in `first_s`; joins are then refused."""
+        """Returns once the last peer has been gone for `grace_s`, or nobody came in `first_s`; then joins are refused."""
         while True:
             patience = grace_s if self._ever_joined else first_s
             left = self._empty_since + patience - time.monotonic()
@@ -317,5 +317,3 @@ def _unknown(what: str, near: list[str], phase: str) -> PeerUnknownError:
 def _change_to_pb(change: Change) -> pb.WatchReply:
     kind = {"up": pb.Change.UP, "down": pb.Change.DOWN, "updated": pb.Change.UPDATED}[change.kind]
     return pb.WatchReply(change=pb.Change(kind=kind, peer=wire.peer_to_pb(change.peer), reason=change.reason))
-
-

@@ -1,8 +1,7 @@
 """The coordinator of one user and namespace on one host: found, elected and started without being named.
 
 Whoever holds the `flock` of the lock file is it. A starter takes the lock and passes it on to a small child process of
-its own session, which holds it until it exits; a crash releases it. The socket says where it listens, and it is there only
-while somebody does.
+its own session, which holds it until it exits; a crash releases it. The socket appears once it listens.
 """
 
 from __future__ import annotations
@@ -16,10 +15,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tensorlink.control import runtime_dir
 from tensorlink.errors import TransferTimeoutError, TransportError
+
+if TYPE_CHECKING:
+    from tensorlink.control.coordinator import Coordinator
 
 GRACE_S = 2.0
 """An embedded coordinator exits this long after its last peer."""
@@ -55,7 +59,7 @@ def find_or_start(namespace: str, *, token: str | None, lease_s: float, timeout:
     deadline = time.monotonic() + timeout
     held_since, crashes, started = time.monotonic(), 0, False
     while not runtime_dir.answers(path):
-        lock = _take_lock(path.with_suffix(".lock"))
+        lock = take_lock(path.with_suffix(".lock"))
         if lock is not None:
             try:
                 if runtime_dir.answers(path):
@@ -68,7 +72,7 @@ def find_or_start(namespace: str, *, token: str | None, lease_s: float, timeout:
             finally:
                 os.close(lock)
         elif time.monotonic() - held_since > _STUCK_S:
-            # A forked child of a starter may keep the lock of a coordinator that is dead; nobody listens, so pass it by.
+            # A forked child of a starter may keep the lock of a dead coordinator; nobody listens, so pass it by.
             runtime_dir.remove(path.with_suffix(".lock"))
             held_since = time.monotonic()
         if time.monotonic() > deadline:
@@ -77,7 +81,7 @@ def find_or_start(namespace: str, *, token: str | None, lease_s: float, timeout:
     return path
 
 
-def _take_lock(path: Path) -> int | None:
+def take_lock(path: Path) -> int | None:
     """A descriptor that holds the lock, or None. The file may be replaced meanwhile: only the one at `path` counts."""
     try:
         if path.is_dir():
@@ -142,10 +146,17 @@ async def _serve(path: Path, lease_s: float, token: str | None) -> None:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    async with serving(coordinator, path):
+        await coordinator.until_idle(grace_s=GRACE_S, first_s=FIRST_S)
+
+
+@contextlib.asynccontextmanager
+async def serving(coordinator: Coordinator, path: Path) -> AsyncIterator[None]:
+    """Listens on `path` inside the block, for the holder of the lock. Leaves nothing behind in the directory."""
     runtime_dir.sweep(path.parent)
     await coordinator.listen_unix(path)
     try:
-        await coordinator.until_idle(grace_s=GRACE_S, first_s=FIRST_S)
+        yield
     finally:
         for name in (path, path.with_suffix(".hb")):
             runtime_dir.remove(name)

@@ -32,7 +32,9 @@ class HeartbeatServer:
 
     async def listen_unix(self, path: Path) -> str:
         """Listens on a unix socket and returns the address for peers."""
-        self._server = await asyncio.get_running_loop().create_unix_server(lambda: _Stream(self), str(path), backlog=256)
+        self._server = await asyncio.get_running_loop().create_unix_server(
+            lambda: _Stream(self), str(path), backlog=256
+        )
         return f"unix:{path}"
 
     async def listen_tcp(self, host: str) -> int:

@@ -18,6 +18,7 @@ from tensorlink.protocol import control_pb2 as pb
 from tensorlink.protocol import control_pb2_grpc as pb_grpc
 from tensorlink.settings import Settings
 
+
 @dataclass(frozen=True)
 class Membership:
     """What a join gave: the heartbeat engine sends `lease_key` to `heartbeat_address` at least every `lease_s` / 5."""
@@ -54,9 +55,7 @@ def open_link(settings: Settings, timeout: float) -> Link:
     """A link to the coordinator; starts the embedded one where none is named. Blocks up to `timeout` seconds."""
     target = target_of(settings)
     if settings.coordinator is None:
-        embedded.find_or_start(
-            settings.namespace, token=settings.token, lease_s=settings.lease_s, timeout=timeout
-        )
+        embedded.find_or_start(settings.namespace, token=settings.token, lease_s=settings.lease_s, timeout=timeout)
     return Link(target, settings.token)
 
 
@@ -82,7 +81,7 @@ class Link:
         try:
             return getattr(self._stub, method)(request, timeout=timeout, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise wire.error_of(error, peer="coordinator", phase=phase) from None
+            raise wire.error_of(error, phase=phase) from None
         except ValueError as error:  # how gRPC says that the channel is closed
             if self._closed:
                 raise ClosedError("the link was closed", phase=phase) from None
@@ -104,7 +103,7 @@ class Link:
         try:
             return next(call).snapshot
         except grpc.RpcError as error:
-            raise wire.error_of(error, peer="coordinator", phase="watch") from None
+            raise wire.error_of(error, phase="watch") from None
         finally:
             call.cancel()
 

@@ -22,7 +22,8 @@ VERSION = 1
 MAX_MESSAGE_BYTES = 64 << 20
 MAX_NAME_BYTES = 255
 TOKEN_KEY = "tensorlink-token-bin"
-ERROR_KEY = "tensorlink-error"
+_ERROR_KEY = "tensorlink-error"
+_FIELD_KEYS = {field: f"tensorlink-{field}-bin" for field in ("peer", "hint")}
 
 Metadata = tuple[tuple[str, bytes], ...]
 
@@ -99,24 +100,28 @@ def check_version(version: int) -> None:
         )
 
 
-def status_of(error: Exception) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
+def status_of(error: Exception) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str | bytes], ...]]:
     """Status code, details and trailing metadata that carry an error to the other side."""
     if isinstance(error, TensorLinkError):
         code = next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), None)
-        return code or grpc.StatusCode.FAILED_PRECONDITION, str(error), ((ERROR_KEY, type(error).__name__),)
+        fields = {key: getattr(error, field) for field, key in _FIELD_KEYS.items()}
+        named = ((key, value.encode()) for key, value in fields.items() if value)
+        status = code or grpc.StatusCode.FAILED_PRECONDITION
+        return status, error.message, ((_ERROR_KEY, type(error).__name__), *named)
     if isinstance(error, (ValueError, TypeError)):
         return grpc.StatusCode.INVALID_ARGUMENT, str(error), ()
     return grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}", ()
 
 
-def error_of(error: grpc.RpcError, *, peer: str | None, phase: str) -> TensorLinkError:
+def error_of(error: grpc.RpcError, *, phase: str, peer: str | None = None) -> TensorLinkError:
     """The typed error that a failed call means to its caller."""
     code = error.code() if isinstance(error, grpc.Call) else None
     details = (error.details() if isinstance(error, grpc.Call) else str(error)) or "no details"
     trailing = dict(error.trailing_metadata() or ()) if isinstance(error, grpc.Call) else {}
-    named = getattr(errors, str(trailing.get(ERROR_KEY, "")), None)
+    named = getattr(errors, str(trailing.get(_ERROR_KEY, "")), None)
     if isinstance(named, type) and issubclass(named, TensorLinkError):
-        return named(details, peer=peer, phase=phase)
+        fields = {field: _text(trailing[key]) for field, key in _FIELD_KEYS.items() if key in trailing}
+        return named(details, **{"peer": peer, "phase": phase, **fields})
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return errors.TransferTimeoutError("no answer before the deadline", peer=peer, phase=phase)
     if code is grpc.StatusCode.UNAVAILABLE:
@@ -126,6 +131,10 @@ def error_of(error: grpc.RpcError, *, peer: str | None, phase: str) -> TensorLin
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return errors.TransportError(f"message refused: {details}", peer=peer, phase=phase)
     return errors.TransportError(f"{code.name if code else 'failure'}: {details}", peer=peer, phase=phase)
+
+
+def _text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode(errors="replace")
 
 
 def check_name(name: str) -> str:
