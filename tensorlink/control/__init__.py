@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tensorlink.control.client import ControlClient
-    from tensorlink.control.link import Membership
+    from tensorlink.control.link import Membership, list_peers
     from tensorlink.control.mailbox import Mailbox
     from tensorlink.control.peer_client import PeerClient
     from tensorlink.control.peer_service import Hello, PeerHandlers, PeerServer
     from tensorlink.control.runtime_dir import host_identity
+    from tensorlink.control.standalone import serve
     from tensorlink.control.view import MembershipEvent
 
 _HOMES = {
@@ -29,6 +30,8 @@ _HOMES = {
     "PeerHandlers": "peer_service",
     "PeerServer": "peer_service",
     "host_identity": "runtime_dir",
+    "list_peers": "link",
+    "serve": "standalone",
 }
 
 __all__ = [
@@ -41,6 +44,8 @@ __all__ = [
     "PeerHandlers",
     "PeerServer",
     "host_identity",
+    "list_peers",
+    "serve",
 ]
 
 

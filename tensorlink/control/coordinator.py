@@ -146,7 +146,7 @@ class Coordinator(pb_grpc.CoordinatorServicer):
         self._heartbeats.close()
 
     async def until_idle(self, *, grace_s: float, first_s: float) -> None:
-        """Returns once the last peer has been gone for `grace_s`, or nobody came in `first_s`; then joins are refused."""
+        """Returns when the last peer has been gone for `grace_s`, or nobody came in `first_s`. Joins fail then."""
         while True:
             patience = grace_s if self._ever_joined else first_s
             left = self._empty_since + patience - time.monotonic()

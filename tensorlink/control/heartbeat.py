@@ -1,8 +1,8 @@
 """Serves heartbeats: a stream socket apart from gRPC, cheap enough for a beat of every peer every second or so.
 
 A peer writes its 16-byte lease key; the answer is one byte, `EXTENDED` or `UNKNOWN` (join again). On a unix socket the
-kernel says who is at the other end, so a pidfd tells its death at once, even where a forked child keeps the stream open;
-a stream that closes ends the lease too. Over TCP a closed stream proves nothing: the lease runs out.
+kernel says who is at the other end, so a pidfd tells its death at once, even where a forked child keeps the stream
+open; a stream that closes ends the lease too. Over TCP a closed stream proves nothing: the lease runs out.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from tensorlink.errors import AuthenticationError, ClosedError, CorruptTransferE
 from tensorlink.protocol import control_pb2 as pb
 from tensorlink.protocol import control_pb2_grpc as pb_grpc
 from tensorlink.settings import Settings
+from tensorlink.types import PeerInfo
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,18 @@ def open_link(settings: Settings, timeout: float) -> Link:
     if settings.coordinator is None:
         embedded.find_or_start(settings.namespace, token=settings.token, lease_s=settings.lease_s, timeout=timeout)
     return Link(target, settings.token)
+
+
+def list_peers(settings: Settings, timeout: float) -> list[PeerInfo]:
+    """Everybody who has joined, by name, as the coordinator says now. Doesn't join, and starts no coordinator.
+
+    Raises: PeerLostError: no coordinator answers; TransferTimeoutError, AuthenticationError: as they say.
+    """
+    link = Link(target_of(settings), settings.token)
+    try:
+        return [wire.peer_from_pb(peer) for peer in link.snapshot(timeout).peers]
+    finally:
+        link.close()
 
 
 class Link:
@@ -101,7 +114,8 @@ class Link:
         """Everybody who is there now, without joining. Raises: as `call`."""
         call = self._stub.Watch(pb.WatchRequest(version=wire.VERSION), timeout=timeout, metadata=self._metadata)
         try:
-            return next(call).snapshot
+            first: pb.WatchReply = next(call)
+            return first.snapshot
         except grpc.RpcError as error:
             raise wire.error_of(error, phase="watch") from None
         finally:

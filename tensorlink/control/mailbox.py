@@ -14,8 +14,8 @@ _INBOX_LIMIT = 256
 class Mailbox:
     """One end. Messages are bytes, at most 64 MiB each, and arrive in order, once. Thread-safe.
 
-    `peer` is the name of the other side and `transport` who talks. Each end is closed by its owner; when one end closes, the
-    other still reads what had arrived, then gets `PeerLostError`.
+    `peer` is the name of the other side and `transport` who talks. Each end is closed by its owner; when one end
+    closes, the other still reads what had arrived, then gets `PeerLostError`.
     """
 
     def __init__(self, peer: str, transport: str, on_close: Callable[[], object]) -> None:

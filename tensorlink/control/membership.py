@@ -101,8 +101,8 @@ class Membership:
     def join(self, peer: PeerInfo, nonce: bytes, links: bytes = b"") -> Lease:
         """Makes `peer` a live member and returns its lease.
 
-        `peer.incarnation` is 0 for a new peer, or what it had before; it is kept unless a higher one is known. A repeated
-        join of the same endpoint (`nonce`) renews its lease under the key it has. Services that another peer
+        `peer.incarnation` is 0 for a new peer, or what it had before; it is kept unless a higher one is known. A
+        repeated join of the same endpoint (`nonce`) renews its lease under the key it has. Services that another peer
         serves by now are left out.
 
         Raises:

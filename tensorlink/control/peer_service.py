@@ -8,13 +8,13 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import grpc
 
-from tensorlink.control import runtime_dir, wire
-from tensorlink.control.mailbox import Mailbox
+from tensorlink.control import mailbox, runtime_dir, wire
 from tensorlink.control.pool import DaemonPool
 from tensorlink.errors import TensorLinkError, TransportError
 from tensorlink.protocol import control_pb2 as pb
@@ -43,8 +43,8 @@ class Hello:
 class PeerHandlers(Protocol):
     """What an endpoint does with calls of its peers.
 
-    Called from daemon threads, several at once. All that comes in was sent by a holder of the token and is unchecked otherwise.
-    A `TensorLinkError` is raised again, as what it is, in the caller; anything else reaches it as `TransportError`.
+    Called from daemon threads, several at once. What comes in was sent by a holder of the token, and is unchecked
+    otherwise. A `TensorLinkError` is raised again in the caller; anything else reaches it as `TransportError`.
     """
 
     def hello(self, hello: Hello) -> Mapping[str, bytes]:
@@ -56,7 +56,7 @@ class PeerHandlers(Protocol):
     def release(self, source: PeerId, ids: list[int]) -> None:
         """A peer has done with handles of this one."""
 
-    def mailbox(self, source: PeerId, box: Mailbox) -> None:
+    def mailbox(self, source: PeerId, box: mailbox.Mailbox) -> None:
         """A transport in a peer opened a mailbox. Takes it over, and returns at once."""
 
 
@@ -96,7 +96,7 @@ class PeerServer(pb_grpc.PeerServiceServicer):
         self.token = token
         self._handlers = handlers
         self._pid = os.getpid()
-        self._boxes: set[Mailbox] = set()
+        self._boxes: set[mailbox.Mailbox] = set()
         self._lock = threading.Lock()
         self._closed = False
         directory = runtime_dir.runtime_dir()
@@ -105,7 +105,7 @@ class PeerServer(pb_grpc.PeerServiceServicer):
         self.address = wire.unix_target(self._path)
         wire.quiet()
         self._pool = DaemonPool("tensorlink-peer")
-        self._server = grpc.server(self._pool, options=wire.SERVER_OPTIONS)
+        self._server = grpc.server(cast(ThreadPoolExecutor, self._pool), options=wire.SERVER_OPTIONS)
         pb_grpc.add_PeerServiceServicer_to_server(self, self._server)
         try:
             self._server.add_insecure_port(self.address)
@@ -155,7 +155,7 @@ class PeerServer(pb_grpc.PeerServiceServicer):
         if first is None:
             return iter(())
         source = _source(first.source, first.incarnation)
-        box = Mailbox(source.name, first.transport, context.cancel)
+        box = mailbox.Mailbox(source.name, first.transport, context.cancel)
         self._adopt(box)
         context.add_callback(lambda: self._forget(box))
         if first.data:
@@ -164,19 +164,19 @@ class PeerServer(pb_grpc.PeerServiceServicer):
         self._handlers.mailbox(source, box)
         return (pb.MailboxFrame(data=data) for data in box.outgoing())
 
-    def _adopt(self, box: Mailbox) -> None:
+    def _adopt(self, box: mailbox.Mailbox) -> None:
         with self._lock:
             if self._closed or len(self._boxes) >= _MAX_MAILBOXES:
                 raise TransportError("no more mailboxes can be opened here", peer=self.name, phase="mailbox")
             self._boxes.add(box)
 
-    def _forget(self, box: Mailbox) -> None:
+    def _forget(self, box: mailbox.Mailbox) -> None:
         box.end("the stream ended")
         with self._lock:
             self._boxes.discard(box)
 
 
-def _pump(frames: Iterator[pb.MailboxFrame], box: Mailbox) -> None:
+def _pump(frames: Iterator[pb.MailboxFrame], box: mailbox.Mailbox) -> None:
     try:
         for frame in frames:
             if not box.arrived(frame.data):

@@ -16,8 +16,8 @@ from tensorlink.settings import Settings
 def serve(settings: Settings, listen: str | None, announce: Callable[[str], None]) -> None:
     """Serves until SIGINT or SIGTERM. Blocks; to be called on the main thread.
 
-    Listens on TCP at `listen`, `HOST:PORT` (port 0: a free one), or, if None, on the unix socket where peers of this user
-    and namespace look. `announce` gets the address once it is there.
+    Listens on TCP at `listen`, `HOST:PORT` (port 0: a free one), or, if None, on the unix socket where peers of this
+    user and namespace look. `announce` gets the address once it is there.
 
     Raises:
         AuthenticationError: `listen` is given and there is no token.

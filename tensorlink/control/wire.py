@@ -117,7 +117,9 @@ def error_of(error: grpc.RpcError, *, phase: str, peer: str | None = None) -> Te
     """The typed error that a failed call means to its caller."""
     code = error.code() if isinstance(error, grpc.Call) else None
     details = (error.details() if isinstance(error, grpc.Call) else str(error)) or "no details"
-    trailing = dict(error.trailing_metadata() or ()) if isinstance(error, grpc.Call) else {}
+    trailing: dict[str, str | bytes] = {}
+    if isinstance(error, grpc.Call):
+        trailing.update((str(key), value) for key, value in error.trailing_metadata() or ())
     named = getattr(errors, str(trailing.get(_ERROR_KEY, "")), None)
     if isinstance(named, type) and issubclass(named, TensorLinkError):
         fields = {field: _text(trailing[key]) for field, key in _FIELD_KEYS.items() if key in trailing}
