@@ -7,6 +7,7 @@ The names below load on first use, so that the coordinator's process, which need
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from tensorlink.control.runtime_dir import host_identity
     from tensorlink.control.standalone import serve
     from tensorlink.control.view import MembershipEvent
+
+# gRPC reads this once, when it loads. Without it each `os.fork` of a user prints a line about its fork handlers.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 _HOMES = {
     "ControlClient": "client",

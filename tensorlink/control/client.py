@@ -72,6 +72,7 @@ class ControlClient:
         self._seen_snapshot = False
         self._services: set[str] = set()
         self._link: Link | None = None
+        self._joining: Link | None = None
         self._membership: Membership | None = None
         self._joins = 0
         self._failure: TensorLinkError | None = None
@@ -107,9 +108,11 @@ class ControlClient:
 
     def leave(self) -> None:
         """Tells the coordinator that this peer goes. Best effort, at most a second, never raises."""
+        if os.getpid() != self._pid:
+            return
         with self._state:
             link, membership = self._link, self._membership
-        if link is None or membership is None or os.getpid() != self._pid:
+        if link is None or membership is None:
             return
         with contextlib.suppress(TensorLinkError):
             link.call("Leave", pb.LeaveRequest(lease_key=membership.lease_key), timeout=_LEAVE_S, phase="leave")
@@ -120,10 +123,11 @@ class ControlClient:
             return
         with self._state:
             self._closed = True
-            link, self._link = self._link, None
+            links = [link for link in {self._link, self._joining} if link is not None]
+            self._link = None
             self._state.notify_all()
         self._inbox.put(("close", None, None))
-        if link is not None:
+        for link in links:
             link.close()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(_CLOSE_S)
@@ -248,6 +252,7 @@ class ControlClient:
             link = open_link(self._settings, max(deadline - time.monotonic(), 0.1))
         try:
             with self._state:
+                self._joining = link
                 peer = pb.Peer(services=sorted(self._services), incarnation=self._held())
                 known = dict(self._view.known)
             peer.MergeFrom(self._self)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from tensorlink.errors import PeerLostError, TransferTimeoutError
 
@@ -18,10 +18,9 @@ class Mailbox:
     closes, the other still reads what had arrived, then gets `PeerLostError`.
     """
 
-    def __init__(self, peer: str, transport: str, on_close: Callable[[], object]) -> None:
+    def __init__(self, peer: str, transport: str) -> None:
         self.peer = peer
         self.transport = transport
-        self._on_close = on_close
         self._changed = threading.Condition()
         self._inbox: deque[bytes] = deque()
         self._outbox: deque[bytes] = deque()
@@ -57,7 +56,6 @@ class Mailbox:
             if self._ended is None:
                 self._changed.wait_for(lambda: not self._outbox or self._ended is not None, linger_s)
         self.end("it was closed here")
-        self._on_close()
 
     def end(self, reason: str) -> None:
         """Marks the stream as over. For the carrier."""

@@ -85,7 +85,7 @@ class PeerClient:
             for data in box.outgoing():
                 yield pb.MailboxFrame(data=data)
 
-        box = Mailbox(self.peer, transport, lambda: call.cancel())
+        box = Mailbox(self.peer, transport)
         call = self._stub.Mailbox(frames(), metadata=self._metadata)
         threading.Thread(target=_pump, args=(call, box), name="tensorlink-mailbox", daemon=True).start()
         return box

@@ -69,6 +69,8 @@ def _guarded(method: Callable[[Any, Request, Context], Reply]) -> Callable[[Any,
             wire.check_token(self.token, context.invocation_metadata())
             return method(self, request, context)
         except Exception as error:
+            if not context.is_active():
+                raise  # the caller has gone, and with it the stream
             if not isinstance(error, (TensorLinkError, ValueError)):
                 log.exception("a call of a peer failed here")
             code, details, trailing = wire.status_of(error)
@@ -103,7 +105,6 @@ class PeerServer(pb_grpc.PeerServiceServicer):
         runtime_dir.sweep(directory)
         self._path = runtime_dir.private_socket(directory)
         self.address = wire.unix_target(self._path)
-        wire.quiet()
         self._pool = DaemonPool("tensorlink-peer")
         self._server = grpc.server(cast(ThreadPoolExecutor, self._pool), options=wire.SERVER_OPTIONS)
         pb_grpc.add_PeerServiceServicer_to_server(self, self._server)
@@ -155,7 +156,7 @@ class PeerServer(pb_grpc.PeerServiceServicer):
         if first is None:
             return iter(())
         source = _source(first.source, first.incarnation)
-        box = mailbox.Mailbox(source.name, first.transport, context.cancel)
+        box = mailbox.Mailbox(source.name, first.transport)
         self._adopt(box)
         context.add_callback(lambda: self._forget(box))
         if first.data:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import hmac
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -54,14 +53,8 @@ _STATUS: dict[type[TensorLinkError], grpc.StatusCode] = {
 }
 
 
-def quiet() -> None:
-    """Keeps gRPC's own log off a user's terminal, unless the user asked for it."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-
-
 def channel(target: str) -> grpc.Channel:
     """A channel to a coordinator or peer; no connection is made before the first call."""
-    quiet()
     return grpc.insecure_channel(target, options=OPTIONS)
 
 
