@@ -1,0 +1,5 @@
+"""`python -m tensorlink.cli`."""
+
+from tensorlink.cli import main
+
+main()

@@ -1,0 +1,59 @@
+"""The control channel: who is there, under which incarnation, and small messages between them.
+
+Only this package uses gRPC.
+
+The names below load on first use, so that the coordinator's process, which needs few of them, stays small.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tensorlink.control.client import ControlClient
+    from tensorlink.control.link import Membership, list_peers
+    from tensorlink.control.mailbox import Mailbox
+    from tensorlink.control.peer_client import PeerClient
+    from tensorlink.control.peer_service import Hello, PeerHandlers, PeerServer
+    from tensorlink.control.runtime_dir import host_identity
+    from tensorlink.control.standalone import serve
+    from tensorlink.control.view import MembershipEvent
+
+# gRPC reads this once, when it loads. Without it each `os.fork` of a user prints a line about its fork handlers.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+_HOMES = {
+    "ControlClient": "client",
+    "Hello": "peer_service",
+    "Mailbox": "mailbox",
+    "Membership": "link",
+    "MembershipEvent": "view",
+    "PeerClient": "peer_client",
+    "PeerHandlers": "peer_service",
+    "PeerServer": "peer_service",
+    "host_identity": "runtime_dir",
+    "list_peers": "link",
+    "serve": "standalone",
+}
+
+__all__ = [
+    "ControlClient",
+    "Hello",
+    "Mailbox",
+    "Membership",
+    "MembershipEvent",
+    "PeerClient",
+    "PeerHandlers",
+    "PeerServer",
+    "host_identity",
+    "list_peers",
+    "serve",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

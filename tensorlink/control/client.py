@@ -1,0 +1,361 @@
+"""One peer's connection to the coordinator: synchronous, thread-safe, and kept up by a thread of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from tensorlink.control import wire
+from tensorlink.control.link import Link, Membership, open_link
+from tensorlink.control.runtime_dir import host_identity
+from tensorlink.control.view import MembershipEvent, View
+from tensorlink.errors import ClosedError, PeerLostError, TensorLinkError, TransferTimeoutError
+from tensorlink.protocol import control_pb2 as pb
+from tensorlink.settings import Settings
+from tensorlink.types import PeerInfo
+
+log = logging.getLogger("tensorlink.control")
+
+_LEAVE_S = 1.0
+_JOIN_TRY_S = 30.0
+_CLOSE_S = 2.0
+_MIN_GRACE_S = 2.0
+_BACKOFF_S = (0.02, 1.0)
+
+Result = TypeVar("Result")
+
+
+class ControlClient:
+    """Joins a coordinator under a name and stays joined until `close`.
+
+    Every method may be called from any thread, has a deadline, and raises errors of `tensorlink.errors` only:
+    `ClosedError` after `close` and in a forked child, and the reason of the failure once membership is lost for good
+    (another process took the name, or the token is refused). A lost coordinator is no failure: calls wait for the next
+    one until their deadline.
+
+    Callbacks run one at a time, in order, on one daemon thread, never on a caller's: `on_change` with a list of
+    membership events of other peers; `on_joined` after each join but the first, with the lease to use from now on;
+    `on_failed` once, with the reason. What they raise is logged and harms nothing; while one runs, the next waits.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        name: str,
+        address: str,
+        on_change: Callable[[list[MembershipEvent]], None] | None = None,
+        on_joined: Callable[[Membership], None] | None = None,
+        on_failed: Callable[[TensorLinkError], None] | None = None,
+        labels: Mapping[str, str] | None = None,
+        links: bytes = b"",
+    ) -> None:
+        self.name = name
+        self.on_change = on_change
+        self.on_joined = on_joined
+        self.on_failed = on_failed
+        self._settings = settings
+        self._pid = os.getpid()
+        self._nonce = secrets.token_bytes(16)
+        self._self = pb.Peer(
+            name=name, address=address, host=host_identity(), pid=self._pid, labels=dict(labels or {}), links=links
+        )
+        self._state = threading.Condition()  # guards all below
+        self._view = View()
+        self._seen_snapshot = False
+        self._services: set[str] = set()
+        self._link: Link | None = None
+        self._joining: Link | None = None
+        self._membership: Membership | None = None
+        self._joins = 0
+        self._failure: TensorLinkError | None = None
+        self._closed = False
+        self._inbox: queue.SimpleQueue[tuple[str, Link | None, Any]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._maintain, name=f"tensorlink-control-{name}", daemon=True)
+
+    # Joining and leaving
+
+    def join(self, timeout: float) -> Membership:
+        """Joins, and waits until the first snapshot of the peers is there. Call it once.
+
+        Raises:
+            NameInUseError: a live process has the name.
+            AuthenticationError: the token is refused, or the run-time directory belongs to somebody else.
+            PeerLostError, TransferTimeoutError: no coordinator could be reached or started in time.
+            TensorLinkError: the coordinator speaks another version.
+        """
+        self._check()
+        deadline = time.monotonic() + timeout
+        membership = self._join_until(deadline)
+        self._thread.start()
+        with self._state:
+            done = self._state.wait_for(lambda: self._seen_snapshot or self._failure or self._closed, timeout)
+        self._check()
+        if not done:
+            raise TransferTimeoutError("the coordinator sent no snapshot in time", phase="join")
+        return membership
+
+    def rejoin_needed(self) -> None:
+        """Says that a heartbeat was answered 1 or could not be sent. Returns at once; `on_joined` follows."""
+        self._inbox.put(("rejoin", None, None))
+
+    def leave(self) -> None:
+        """Tells the coordinator that this peer goes. Best effort, at most a second, never raises."""
+        if os.getpid() != self._pid:
+            return
+        with self._state:
+            link, membership = self._link, self._membership
+        if link is None or membership is None:
+            return
+        with contextlib.suppress(TensorLinkError):
+            link.call("Leave", pb.LeaveRequest(lease_key=membership.lease_key), timeout=_LEAVE_S, phase="leave")
+
+    def close(self) -> None:
+        """Ends the connection and its thread, within two seconds. Idempotent; does nothing in a forked child."""
+        if os.getpid() != self._pid:
+            return
+        with self._state:
+            self._closed = True
+            links = [link for link in {self._link, self._joining} if link is not None]
+            self._link = None
+            self._state.notify_all()
+        self._inbox.put(("close", None, None))
+        for link in links:
+            link.close()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(_CLOSE_S)
+
+    # Finding peers
+
+    def resolve(self, name: str, timeout: float) -> PeerInfo:
+        """The live peer of this name, waited for. Asks the coordinator; its last word counts while there is none.
+
+        Raises: PeerUnknownError: nobody joined under it in `timeout` seconds; the message lists near names.
+        """
+        known = self._ask("Resolve", lambda left: pb.ResolveRequest(name=name, wait_s=left), timeout, name)
+        return known if isinstance(known, PeerInfo) else wire.peer_from_pb(known)
+
+    def find(self, service: str, timeout: float) -> PeerInfo:
+        """The live peer that serves this name, waited for.
+
+        Raises: PeerUnknownError: nobody served it in `timeout` seconds; the message lists near names.
+        """
+        found = self._call("Find", lambda left: pb.FindRequest(service=service, wait_s=left), timeout)
+        return wire.peer_from_pb(found)
+
+    def peers(self) -> list[PeerInfo]:
+        """Live peers by name, this one among them, as last heard. Doesn't block."""
+        self._check()
+        with self._state:
+            return [self._view.peers[name] for name in sorted(self._view.peers)]
+
+    def known(self, name: str) -> PeerInfo | None:
+        """The live peer of this name as last heard. Doesn't block."""
+        with self._state:
+            return self._view.peers.get(name)
+
+    def last_incarnation(self, name: str) -> int:
+        """Highest incarnation ever heard of under this name; 0: never heard of it. Doesn't block."""
+        with self._state:
+            return self._view.known.get(name, 0)
+
+    # Services
+
+    def advertise(self, service: str, timeout: float | None = None) -> None:
+        """Makes this peer the one that serves a name, also after a rejoin. Idempotent.
+
+        Raises: NameInUseError: another live peer serves it.
+        """
+        self._call("Advertise", lambda _: pb.AdvertiseRequest(lease_key=self._key(), add=[service]), timeout)
+        with self._state:
+            self._services.add(service)
+
+    def withdraw(self, service: str, timeout: float | None = None) -> None:
+        """Ends what `advertise` began. Idempotent."""
+        with self._state:
+            self._services.discard(service)
+        self._call("Advertise", lambda _: pb.AdvertiseRequest(lease_key=self._key(), remove=[service]), timeout)
+
+    # Calls
+
+    def _check(self) -> None:
+        if os.getpid() != self._pid:
+            raise ClosedError("this endpoint belongs to the parent of this process", hint="Call init in the child too")
+        if self._failure is not None:
+            raise self._failure
+        if self._closed:
+            raise ClosedError("the endpoint is closed", hint="Call init first")
+
+    def _key(self) -> bytes:
+        with self._state:
+            return self._membership.lease_key if self._membership is not None else b""
+
+    def _ask(self, method: str, request: Callable[[float], Any], timeout: float, name: str) -> Any:
+        """A call whose answer the local view may give while the coordinator is away."""
+        try:
+            return self._call(method, request, timeout, once=self.known(name) is not None)
+        except PeerLostError:
+            known = self.known(name)
+            if known is None:
+                raise
+            return known
+
+    def _call(self, method: str, request: Callable[[float], Any], timeout: float | None, *, once: bool = False) -> Any:
+        """Calls until it gets an answer; a lost coordinator or lease is renewed by the thread meanwhile."""
+        deadline = time.monotonic() + (self._settings.timeout if timeout is None else timeout)
+        phase = method.lower()
+        while True:
+            self._check()
+            left = max(deadline - time.monotonic(), 0.001)
+            with self._state:
+                link, joins = self._link, self._joins
+            try:
+                if link is None:
+                    raise PeerLostError("not joined", phase=phase)
+                return link.call(method, request(left), timeout=left + 2.0, phase=phase)
+            except (PeerLostError, ClosedError) as error:  # the latter: the thread replaced the link meanwhile
+                self._check()
+                lost = error
+            self._inbox.put(("rejoin", link, None))
+            if once:
+                raise lost if isinstance(lost, PeerLostError) else PeerLostError(lost.message, phase=phase)
+            with self._state:
+                left = max(deadline - time.monotonic(), 0)
+                changed = lambda joins=joins: self._joins != joins or self._failure or self._closed  # noqa: E731
+                if not self._state.wait_for(changed, left):
+                    raise PeerLostError(f"no coordinator: {lost.message}", phase=phase) from lost
+
+    # Joins; `join` runs them before the thread is there, afterwards only the thread
+
+    def _join_until(self, deadline: float) -> Membership:
+        backoff, most = _BACKOFF_S
+        while True:
+            try:
+                return self._join_once(deadline)
+            except (PeerLostError, TransferTimeoutError):
+                left = deadline - time.monotonic()
+                if left <= 0 or self._closed:
+                    raise
+                time.sleep(min(backoff, left))
+                backoff = min(2 * backoff, most)
+
+    def _join_once(self, deadline: float) -> Membership:
+        link = self._link
+        if link is None:
+            link = open_link(self._settings, max(deadline - time.monotonic(), 0.1))
+        try:
+            with self._state:
+                self._joining = link
+                peer = pb.Peer(services=sorted(self._services), incarnation=self._held())
+                known = dict(self._view.known)
+            peer.MergeFrom(self._self)
+            request = pb.JoinRequest(version=wire.VERSION, peer=peer, nonce=self._nonce, known=known)
+            reply = link.call("Join", request, timeout=max(deadline - time.monotonic(), 0.1), phase="join")
+            membership = link.membership(reply)
+        except TensorLinkError:
+            self._drop(link)
+            raise
+        with self._state:
+            if self._closed:
+                link.close()
+                raise ClosedError("the endpoint is closed")
+            fresh = self._link is not link
+            self._link, self._membership = link, membership
+            self._joins += 1
+            self._state.notify_all()
+        if fresh:
+            link.watch(lambda kind, what: self._inbox.put((kind, link, what)))
+        return membership
+
+    def _held(self) -> int:
+        return self._membership.incarnation if self._membership is not None else 0
+
+    def _drop(self, link: Link) -> None:
+        with self._state:
+            if self._link is link:
+                self._link = None
+        link.close()
+
+    # The thread
+
+    def _maintain(self) -> None:
+        try:
+            while not self._closed:
+                kind, link, what = self._next()
+                if kind == "close":
+                    return
+                if kind == "reply" and link is self._link:
+                    self._heard(what)
+                elif kind == "ended" and link is not None and link is self._link:
+                    self._drop(link)
+                    self._rejoin()
+                elif kind == "rejoin" and (link is None or link is self._link or self._link is None):
+                    self._rejoin()
+                with self._state:
+                    events = self._view.expire(time.monotonic())
+                self._deliver(events)
+        except TensorLinkError as error:
+            self._fail(error)
+
+    def _next(self) -> tuple[str, Link | None, Any]:
+        with self._state:
+            deadline = self._view.next_deadline()
+        try:
+            return self._inbox.get(timeout=None if deadline is None else max(deadline - time.monotonic(), 0))
+        except queue.Empty:
+            return "tick", None, None
+
+    def _rejoin(self) -> None:
+        while not self._closed:
+            try:
+                membership = self._join_until(time.monotonic() + _JOIN_TRY_S)
+            except (PeerLostError, TransferTimeoutError) as error:
+                log.warning("%s cannot reach a coordinator: %s", self.name, error)
+                continue
+            except ClosedError:
+                return
+            self._guard(self.on_joined, membership)
+            return
+
+    def _heard(self, reply: pb.WatchReply) -> None:
+        now = time.monotonic()
+        with self._state:
+            if reply.HasField("snapshot"):
+                peers = [wire.peer_from_pb(peer) for peer in reply.snapshot.peers]
+                grace_s = max(reply.snapshot.lease_s, _MIN_GRACE_S)
+                events = self._view.snapshot(reply.snapshot.epoch, peers, now=now, grace_s=grace_s)
+            elif reply.change.kind == pb.Change.DOWN:
+                events = self._view.down(wire.peer_from_pb(reply.change.peer), reply.change.reason)
+            else:
+                events = self._view.up(wire.peer_from_pb(reply.change.peer))
+        self._deliver(events)
+        with self._state:
+            self._seen_snapshot = True
+            self._state.notify_all()
+
+    def _deliver(self, events: list[MembershipEvent]) -> None:
+        others = [event for event in events if event.peer.name != self.name]
+        if others:
+            self._guard(self.on_change, others)
+
+    def _fail(self, error: TensorLinkError) -> None:
+        with self._state:
+            self._failure = error
+            self._state.notify_all()
+        log.error("%s is no member any more: %s", self.name, error)
+        self._guard(self.on_failed, error)
+
+    def _guard(self, callback: Callable[[Result], None] | None, value: Result) -> None:
+        if callback is None or self._closed:
+            return
+        try:
+            callback(value)
+        except Exception:
+            log.exception("a membership callback failed")

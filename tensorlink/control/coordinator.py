@@ -1,0 +1,319 @@
+"""The coordinator: gRPC service for rendezvous, membership and leases. All of it runs on one event loop.
+
+It holds soft state only. When it dies, established pairs go on; when another starts, peers join it again under the
+incarnations they have.
+"""
+# mypy: disable-error-code="no-untyped-call,misc"
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from tensorlink.control import runtime_dir, wire
+from tensorlink.control.heartbeat import HeartbeatServer
+from tensorlink.control.membership import KEY_BYTES, MAX_INCARNATION, Change, Lease, Membership
+from tensorlink.errors import AuthenticationError, PeerLostError, PeerUnknownError, TensorLinkError, TransportError
+from tensorlink.protocol import control_pb2 as pb
+from tensorlink.protocol import control_pb2_grpc as pb_grpc
+from tensorlink.types import PeerInfo
+
+log = logging.getLogger("tensorlink.coordinator")
+
+_MAX_MESSAGE_BYTES = 4 << 20
+_WATCH_BACKLOG = 1024
+_MAX_WAIT_S = 3600.0
+_PING_S = 1.0
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Request = TypeVar("Request")
+Reply = TypeVar("Reply")
+
+
+def _guarded(
+    method: Callable[[Any, Request, Context], Awaitable[Reply]],
+) -> Callable[[Any, Request, Context], Awaitable[Reply]]:
+    """Checks the token before the call, and turns errors into statuses after it."""
+
+    @functools.wraps(method)
+    async def call(self: Coordinator, request: Request, context: Context) -> Reply:
+        try:
+            self.admit(context)
+            return await method(self, request, context)
+        except (TensorLinkError, ValueError) as error:
+            await context.abort(*wire.status_of(error))
+            raise AssertionError("abort raises") from error
+
+    return call
+
+
+class _Watcher:
+    """What one watcher has still to see. One that falls behind gets a new snapshot, and holds nobody up."""
+
+    def __init__(self) -> None:
+        self._changes: asyncio.Queue[Change | None] = asyncio.Queue(_WATCH_BACKLOG)
+
+    def push(self, change: Change) -> None:
+        if self._changes.full():
+            while not self._changes.empty():
+                self._changes.get_nowait()
+            self._changes.put_nowait(None)
+        else:
+            self._changes.put_nowait(change)
+
+    async def next(self) -> Change | None:
+        """The next change; None: some were skipped, look at everything."""
+        return await self._changes.get()
+
+
+class Coordinator(pb_grpc.CoordinatorServicer):
+    """The service and its listeners. Make it, `listen_unix` or `listen_tcp`, then `stop`; all on one event loop."""
+
+    def __init__(self, *, token: str | None, lease_s: float) -> None:
+        self._token = token
+        self._epoch = secrets.token_bytes(8)
+        self._members = Membership(lease_s, self._changed)
+        self._heartbeats = HeartbeatServer(self._members)
+        self._heartbeat_address = ""
+        self._watchers: set[_Watcher] = set()
+        self._next_change = asyncio.Event()
+        self._server: grpc.aio.Server | None = None
+        self._ticker: asyncio.Task[None] | None = None
+        self._stopping = False
+        self._empty_since = time.monotonic()
+        self._ever_joined = False
+
+    # Listening
+
+    async def listen_unix(self, path: Path) -> None:
+        """Serves on the unix socket `path`, replacing whatever lies there, with the heartbeats beside it."""
+        beats = path.with_suffix(".hb")
+        runtime_dir.remove(beats)
+        self._heartbeat_address = await self._heartbeats.listen_unix(beats)
+        # Bound under another name and renamed: at `path` there is never a socket that refuses.
+        private = runtime_dir.private_socket(path.parent, "c")
+        await self._start(wire.unix_target(private))
+        if path.is_dir():
+            runtime_dir.remove(path)
+        os.replace(private, path)
+
+    async def listen_tcp(self, host: str, port: int) -> int:
+        """Serves on TCP and returns the port.
+
+        Raises:
+            AuthenticationError: there is no token; anyone who reaches the port could join.
+            TransportError: the address cannot be bound.
+        """
+        if not self._token:
+            raise AuthenticationError(
+                f"listening on {host}:{port} needs a token", phase="listen", hint="Set TENSORLINK_TOKEN"
+            )
+        beats = await self._heartbeats.listen_tcp(host)
+        # Peers put the host they dialled before the colon: this one may be a wildcard.
+        self._heartbeat_address = f":{beats}"
+        return await self._start(f"{host}:{port}")
+
+    async def _start(self, target: str) -> int:
+        options = [*wire.SERVER_OPTIONS, ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES)]
+        self._server = grpc.aio.server(options=options)
+        pb_grpc.add_CoordinatorServicer_to_server(self, self._server)
+        try:
+            port: int = self._server.add_insecure_port(target)
+        except RuntimeError as error:
+            raise TransportError(f"cannot listen on {target}: {error}", phase="listen") from None
+        await self._server.start()
+        self._ticker = asyncio.create_task(self._tick())
+        return port
+
+    async def stop(self) -> None:
+        """Stops serving; calls in progress are cut off."""
+        self._stopping = True
+        if self._ticker is not None:
+            self._ticker.cancel()
+        if self._server is not None:
+            await self._server.stop(grace=None)
+        self._heartbeats.close()
+
+    async def until_idle(self, *, grace_s: float, first_s: float) -> None:
+        """Returns when the last peer has been gone for `grace_s`, or nobody came in `first_s`. Joins fail then."""
+        while True:
+            patience = grace_s if self._ever_joined else first_s
+            left = self._empty_since + patience - time.monotonic()
+            if len(self._members) == 0 and left <= 0:
+                self._stopping = True
+                return
+            await self._change_within(left if len(self._members) == 0 else _MAX_WAIT_S)
+
+    async def _tick(self) -> None:
+        lease_s = self._members.lease_s
+        period = min(0.25, lease_s / 8)
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(period)
+            now = time.monotonic()
+            gap = now - last - period
+            last = now
+            if gap > min(1.0, lease_s / 4):
+                self._members.extend(gap)  # we were stopped, and heard nobody meanwhile
+                self._heartbeats.extend(gap)
+                continue
+            self._members.expire()
+            self._heartbeats.drop_idle()
+
+    # Changes
+
+    def _changed(self, change: Change) -> None:
+        self._ever_joined = True
+        self._empty_since = time.monotonic()
+        for watcher in self._watchers:
+            watcher.push(change)
+        event, self._next_change = self._next_change, asyncio.Event()
+        event.set()
+        log.info("%s %s %s", change.peer.id, change.kind, change.reason)
+
+    async def _change_within(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._next_change.wait(), max(seconds, 0.001))
+
+    async def _wait_for(self, find: Callable[[], Lease | None], wait_s: float) -> Lease | None:
+        deadline = time.monotonic() + min(max(wait_s, 0.0), _MAX_WAIT_S)
+        while True:
+            found = find()
+            left = deadline - time.monotonic()
+            if found is not None or left <= 0:
+                return found
+            await self._change_within(left)
+
+    def admit(self, context: Context) -> None:
+        """Raises: AuthenticationError: the call carries a wrong token."""
+        wire.check_token(self._token, context.invocation_metadata())
+
+    # The service
+
+    @_guarded
+    async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
+        wire.check_version(request.version)
+        peer = _checked_peer(request.peer)
+        if len(request.nonce) != KEY_BYTES or max(request.known.values(), default=0) > MAX_INCARNATION:
+            raise ValueError("not a join: nonce or known incarnations are out of range")
+        self._members.learn(request.known)
+        holder = self._members.holder(peer.name)
+        if holder is not None and holder.nonce != request.nonce and peer.incarnation <= holder.peer.incarnation:
+            await self._until_silent(holder)
+        if self._stopping:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the coordinator is stopping")
+        lease = self._members.join(peer, request.nonce, request.peer.links)
+        return pb.JoinReply(
+            incarnation=lease.peer.incarnation,
+            lease_key=lease.key,
+            lease_s=self._members.lease_s,
+            heartbeat_address=self._heartbeat_address,
+            version=wire.VERSION,
+        )
+
+    @_guarded
+    async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.Empty:
+        self._members.end(request.lease_key, "it left")
+        return pb.Empty()
+
+    @_guarded
+    async def Resolve(self, request: pb.ResolveRequest, context: Context) -> pb.Peer:
+        name = wire.check_name(request.name)
+        lease = await self._wait_for(lambda: self._members.holder(name), request.wait_s)
+        if lease is None:
+            raise _unknown(f"no peer {name!r} has joined", self._members.near(name), "resolve")
+        return wire.peer_to_pb(lease.peer, lease.links)
+
+    @_guarded
+    async def Find(self, request: pb.FindRequest, context: Context) -> pb.Peer:
+        service = wire.check_name(request.service)
+        lease = await self._wait_for(lambda: self._members.server_of(service), request.wait_s)
+        if lease is None:
+            raise _unknown(f"no peer serves {service!r}", self._members.near(service, services=True), "find")
+        return wire.peer_to_pb(lease.peer, lease.links)
+
+    @_guarded
+    async def Advertise(self, request: pb.AdvertiseRequest, context: Context) -> pb.Empty:
+        names = [wire.check_name(name) for name in request.add]
+        lease = self._members.by_key(request.lease_key)
+        if lease is None:
+            raise PeerLostError("the lease has ended", phase="advertise", hint="Join again")
+        for name in names:
+            other = self._members.server_of(name)
+            if other is not None and other is not lease:
+                await self._until_silent(other)
+        self._members.advertise(lease, names, request.remove)
+        return pb.Empty()
+
+    async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.WatchReply]:
+        try:
+            self.admit(context)
+            wire.check_version(request.version)
+        except TensorLinkError as error:
+            await context.abort(*wire.status_of(error))
+        watcher = _Watcher()
+        self._watchers.add(watcher)
+        try:
+            yield self._snapshot()
+            while True:
+                change = await watcher.next()
+                yield self._snapshot() if change is None else _change_to_pb(change)
+        finally:
+            self._watchers.discard(watcher)
+
+    def _snapshot(self) -> pb.WatchReply:
+        peers = [wire.peer_to_pb(peer) for peer in self._members.peers()]
+        return pb.WatchReply(snapshot=pb.Snapshot(epoch=self._epoch, lease_s=self._members.lease_s, peers=peers))
+
+    async def _until_silent(self, lease: Lease) -> None:
+        """Returns when the holder has shown that it lives, or when its lease has ended."""
+        asked = time.monotonic()
+        ping = asyncio.create_task(self._pings(lease.peer))
+        try:
+            while self._members.by_key(lease.key) is lease and lease.last_beat <= asked:
+                if ping.done() and ping.result():
+                    return
+                await self._change_within(0.02)
+        finally:
+            ping.cancel()
+
+    async def _pings(self, peer: PeerInfo) -> bool:
+        try:
+            async with grpc.aio.insecure_channel(peer.address, options=wire.OPTIONS) as channel:
+                metadata = wire.token_metadata(self._token)
+                reply = await pb_grpc.PeerServiceStub(channel).Ping(pb.Empty(), timeout=_PING_S, metadata=metadata)
+                return bool(reply.name == peer.name)
+        except (grpc.RpcError, ValueError):
+            return False
+
+
+def _checked_peer(message: pb.Peer) -> PeerInfo:
+    """The joiner as it describes itself. Raises: ValueError: something in it is out of range."""
+    wire.check_name(message.name)
+    for service in message.services:
+        wire.check_name(service)
+    wire.check_name(message.address)
+    if message.incarnation > MAX_INCARNATION:
+        raise ValueError(f"incarnation {message.incarnation} is out of range")
+    return wire.peer_from_pb(message)
+
+
+def _unknown(what: str, near: list[str], phase: str) -> PeerUnknownError:
+    hint = f"Near names: {', '.join(near)}" if near else "`tensorlink peers` lists who is there"
+    return PeerUnknownError(what, phase=phase, hint=hint)
+
+
+def _change_to_pb(change: Change) -> pb.WatchReply:
+    kind = {"up": pb.Change.UP, "down": pb.Change.DOWN, "updated": pb.Change.UPDATED}[change.kind]
+    return pb.WatchReply(change=pb.Change(kind=kind, peer=wire.peer_to_pb(change.peer), reason=change.reason))

@@ -1,0 +1,166 @@
+"""The coordinator of one user and namespace on one host: found, elected and started without being named.
+
+Whoever holds the `flock` of the lock file is it. A starter takes the lock and passes it on to a small child process of
+its own session, which holds it until it exits; a crash releases it. The socket appears once it listens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tensorlink.control import runtime_dir
+from tensorlink.errors import TransferTimeoutError, TransportError
+
+if TYPE_CHECKING:
+    from tensorlink.control.coordinator import Coordinator
+
+GRACE_S = 2.0
+"""An embedded coordinator exits this long after its last peer."""
+FIRST_S = 10.0
+"""And this long after its start if nobody ever joins."""
+_STUCK_S = 15.0
+_MAX_CRASHES = 3
+
+# Forks once more, so that init reaps it, before anything else is loaded. The package is named by its folder and its
+# `__init__` not run: what users import from there would only make this process slow and large.
+_BOOT = """
+import os, sys
+if os.fork(): os._exit(0)
+import json, types
+sys.path[:] = json.loads(sys.argv[1])
+package = types.ModuleType("tensorlink")
+package.__path__ = [sys.argv[2]]
+sys.modules["tensorlink"] = package
+from tensorlink.control.embedded import main
+main(*sys.argv[3:])
+"""
+
+
+def find_or_start(namespace: str, *, token: str | None, lease_s: float, timeout: float) -> Path:
+    """Socket of the coordinator of this namespace, started if there is none. Blocks until it answers.
+
+    Raises:
+        AuthenticationError: the run-time directory belongs to somebody else.
+        TransferTimeoutError: it did not come up in `timeout` seconds.
+        TransportError: it cannot be started; the message has what it said.
+    """
+    path = runtime_dir.coordinator_socket(runtime_dir.runtime_dir(), namespace)
+    deadline = time.monotonic() + timeout
+    held_since, crashes, started = time.monotonic(), 0, False
+    while not runtime_dir.answers(path):
+        lock = take_lock(path.with_suffix(".lock"))
+        if lock is not None:
+            try:
+                if runtime_dir.answers(path):
+                    break
+                crashes += started
+                if crashes >= _MAX_CRASHES:
+                    raise TransportError(f"the coordinator does not start: {_last_words(path)}", phase="join")
+                _spawn(path, lock, token=token, lease_s=lease_s)
+                started, held_since = True, time.monotonic()
+            finally:
+                os.close(lock)
+        elif time.monotonic() - held_since > _STUCK_S:
+            # A forked child of a starter may keep the lock of a dead coordinator; nobody listens, so pass it by.
+            runtime_dir.remove(path.with_suffix(".lock"))
+            held_since = time.monotonic()
+        if time.monotonic() > deadline:
+            raise TransferTimeoutError("the coordinator did not start in time", phase="join")
+        time.sleep(0.01)
+    return path
+
+
+def take_lock(path: Path) -> int | None:
+    """A descriptor that holds the lock, or None. The file may be replaced meanwhile: only the one at `path` counts."""
+    try:
+        if path.is_dir():
+            runtime_dir.remove(path)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise TransportError(f"cannot open {path}: {error.strerror}", code=error.errno, phase="join") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(lock), path.stat()):
+            return lock
+    except OSError:
+        pass
+    os.close(lock)
+    return None
+
+
+def _spawn(path: Path, lock: int, *, token: str | None, lease_s: float) -> None:
+    package = str(Path(__file__).parents[1])
+    search = json.dumps([entry or os.getcwd() for entry in sys.path])
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("TENSORLINK_")}
+    if token:
+        environment["TENSORLINK_TOKEN"] = token
+    with open(path.with_suffix(".log"), "wb", opener=_private) as words:
+        starter = subprocess.Popen(
+            [sys.executable, "-I", "-c", _BOOT, search, package, str(path), str(lock), str(lease_s)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=words,
+            pass_fds=(lock,),
+            start_new_session=True,
+            cwd="/",
+            env=environment,
+        )
+    starter.wait()  # it forks and exits at once
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def _last_words(path: Path) -> str:
+    try:
+        return path.with_suffix(".log").read_text()[-400:].strip() or "it said nothing"
+    except OSError:
+        return "it left no log"
+
+
+def main(path: str, lock: str, lease_s: str) -> None:
+    """The child process: serves until its last peer has gone. Holds the descriptor `lock` all the time."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    os.set_inheritable(int(lock), False)
+    with contextlib.suppress(asyncio.CancelledError):
+        asyncio.run(_serve(Path(path), float(lease_s), os.environ.get("TENSORLINK_TOKEN")))
+
+
+async def _serve(path: Path, lease_s: float, token: str | None) -> None:
+    from tensorlink.control.coordinator import Coordinator
+
+    coordinator = Coordinator(token=token, lease_s=lease_s)
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    async with serving(coordinator, path):
+        await coordinator.until_idle(grace_s=GRACE_S, first_s=FIRST_S)
+
+
+@contextlib.asynccontextmanager
+async def serving(coordinator: Coordinator, path: Path) -> AsyncIterator[None]:
+    """Listens on `path` inside the block, for the holder of the lock. Leaves nothing behind in the directory."""
+    runtime_dir.sweep(path.parent)
+    await coordinator.listen_unix(path)
+    try:
+        yield
+    finally:
+        for name in (path, path.with_suffix(".hb")):
+            runtime_dir.remove(name)
+        await coordinator.stop()
+        runtime_dir.sweep(path.parent)
+        for name in (path.with_suffix(".log"), path.with_suffix(".lock")):
+            runtime_dir.remove(name)  # the lock last: while it stands nobody else starts

@@ -1,0 +1,157 @@
+"""Serves heartbeats: a stream socket apart from gRPC, cheap enough for a beat of every peer every second or so.
+
+A peer writes its 16-byte lease key; the answer is one byte, `EXTENDED` or `UNKNOWN` (join again). On a unix socket the
+kernel says who is at the other end, so a pidfd tells its death at once, even where a forked child keeps the stream
+open; a stream that closes ends the lease too. Over TCP a closed stream proves nothing: the lease runs out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+import time
+from pathlib import Path
+
+from tensorlink.control.membership import KEY_BYTES, Membership
+
+EXTENDED, UNKNOWN = b"\x00", b"\x01"
+MAX_STREAMS = 4096
+_MAX_UNKNOWN = 8
+_MAX_BUFFERED = 64 * KEY_BYTES
+
+
+class HeartbeatServer:
+    """The listener. All of it runs on the coordinator's event loop."""
+
+    def __init__(self, membership: Membership) -> None:
+        self.membership = membership
+        self.streams: set[_Stream] = set()
+        self._server: asyncio.Server | None = None
+
+    async def listen_unix(self, path: Path) -> str:
+        """Listens on a unix socket and returns the address for peers."""
+        self._server = await asyncio.get_running_loop().create_unix_server(
+            lambda: _Stream(self), str(path), backlog=256
+        )
+        return f"unix:{path}"
+
+    async def listen_tcp(self, host: str) -> int:
+        """Listens on a free port of `host` and returns the port."""
+        self._server = await asyncio.get_running_loop().create_server(lambda: _Stream(self), host, 0, backlog=256)
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    def drop_idle(self) -> None:
+        """Closes streams that brought no lease in a lease time, and those silent for three."""
+        now = time.monotonic()
+        for stream in list(self.streams):
+            patience = self.membership.lease_s * (3 if stream.key else 1)
+            if now - stream.heard > patience:
+                stream.close()
+
+    def extend(self, gap_s: float) -> None:
+        """Forgives every stream the time in which the coordinator itself was stopped."""
+        for stream in self.streams:
+            stream.heard += gap_s
+
+    def close(self) -> None:
+        """Closes the listener and every stream."""
+        if self._server is not None:
+            self._server.close()
+        for stream in list(self.streams):
+            stream.close()
+
+
+class _Stream(asyncio.Protocol):
+    """One peer's stream."""
+
+    def __init__(self, server: HeartbeatServer) -> None:
+        self.key = b""
+        self.heard = time.monotonic()
+        self._server = server
+        self._transport: asyncio.Transport | None = None
+        self._buffer = b""
+        self._unknown = 0
+        self._local = False
+        self._pidfd = -1
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        if len(self._server.streams) >= MAX_STREAMS:
+            transport.abort()
+            return
+        self._server.streams.add(self)
+        raw = transport.get_extra_info("socket")
+        self._local = raw.family == socket.AF_UNIX
+        if self._local:
+            self._watch_process(raw)
+
+    def _watch_process(self, raw: socket.socket) -> None:
+        credentials = raw.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        pid, uid, _ = struct.unpack("3i", credentials)
+        if uid not in (os.geteuid(), 0):
+            self.close()
+        elif pid > 0:  # 0: it lives in a namespace of processes that this one cannot see
+            try:
+                self._pidfd = os.pidfd_open(pid)
+                asyncio.get_running_loop().add_reader(self._pidfd, self._died)
+            except ProcessLookupError:
+                self.close()
+            except OSError:
+                pass  # no pidfd here: the closed stream and the lease remain
+
+    def data_received(self, data: bytes) -> None:
+        assert self._transport is not None
+        self._buffer += data
+        if len(self._buffer) > _MAX_BUFFERED or self._transport.get_write_buffer_size() > _MAX_BUFFERED:
+            self.close()
+            return
+        whole = len(self._buffer) // KEY_BYTES * KEY_BYTES
+        keys, self._buffer = self._buffer[:whole], self._buffer[whole:]
+        for at in range(0, whole, KEY_BYTES):
+            self._beat(keys[at : at + KEY_BYTES], self._transport)
+
+    def _beat(self, key: bytes, transport: asyncio.Transport) -> None:
+        if transport.is_closing():
+            return
+        if self._server.membership.beat(key) is not None:
+            self.key, self._unknown, self.heard = key, 0, time.monotonic()
+            transport.write(EXTENDED)
+            return
+        self._unknown += 1
+        transport.write(UNKNOWN)
+        if self._unknown >= _MAX_UNKNOWN:
+            self.close()
+
+    def _died(self) -> None:
+        self._end("its process died")
+        self.close()
+
+    def _end(self, reason: str) -> None:
+        if self.key:
+            self._server.membership.end(self.key, reason)
+
+    def eof_received(self) -> bool:
+        return False  # closes the transport
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._release_pidfd()
+        if self in self._server.streams:
+            self._server.streams.discard(self)
+            if self._local:
+                self._end("its heartbeat stream closed")
+
+    def close(self) -> None:
+        """Ends the stream. Idempotent."""
+        self._release_pidfd()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _release_pidfd(self) -> None:
+        if self._pidfd >= 0:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1

@@ -1,0 +1,139 @@
+"""One gRPC connection to one coordinator: found, called and watched. No retries here."""
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from tensorlink.control import embedded, runtime_dir, wire
+from tensorlink.errors import AuthenticationError, ClosedError, CorruptTransferError
+from tensorlink.protocol import control_pb2 as pb
+from tensorlink.protocol import control_pb2_grpc as pb_grpc
+from tensorlink.settings import Settings
+from tensorlink.types import PeerInfo
+
+
+@dataclass(frozen=True)
+class Membership:
+    """What a join gave: the heartbeat engine sends `lease_key` to `heartbeat_address` at least every `lease_s` / 5."""
+
+    incarnation: int
+    lease_key: bytes
+    """16 bytes: one heartbeat."""
+    heartbeat_address: str
+    """`unix:PATH` or `HOST:PORT` of a stream socket; it answers each beat with 0 (extended) or 1 (join again)."""
+    lease_s: float
+
+
+def target_of(settings: Settings) -> str:
+    """gRPC target of the coordinator that the settings name, or where the embedded one would be.
+
+    Raises: AuthenticationError: it is reached by TCP and there is no token.
+    """
+    named = settings.coordinator
+    if named is None:
+        path = runtime_dir.coordinator_socket(runtime_dir.runtime_dir(), settings.namespace)
+        return wire.unix_target(path)
+    if named.startswith("unix:"):
+        return wire.unix_target(Path(named.removeprefix("unix:")))
+    if not settings.token:
+        raise AuthenticationError(
+            f"the coordinator at {named} is reached by TCP, which needs a token",
+            phase="join",
+            hint="Set TENSORLINK_TOKEN to the one it was started with",
+        )
+    return named
+
+
+def open_link(settings: Settings, timeout: float) -> Link:
+    """A link to the coordinator; starts the embedded one where none is named. Blocks up to `timeout` seconds."""
+    target = target_of(settings)
+    if settings.coordinator is None:
+        embedded.find_or_start(settings.namespace, token=settings.token, lease_s=settings.lease_s, timeout=timeout)
+    return Link(target, settings.token)
+
+
+def list_peers(settings: Settings, timeout: float) -> list[PeerInfo]:
+    """Everybody who has joined, by name, as the coordinator says now. Doesn't join, and starts no coordinator.
+
+    Raises: PeerLostError: no coordinator answers; TransferTimeoutError, AuthenticationError: as they say.
+    """
+    link = Link(target_of(settings), settings.token)
+    try:
+        return [wire.peer_from_pb(peer) for peer in link.snapshot(timeout).peers]
+    finally:
+        link.close()
+
+
+class Link:
+    """A channel to a coordinator. Thread-safe; gRPC errors come out as errors of `tensorlink.errors`."""
+
+    def __init__(self, target: str, token: str | None) -> None:
+        self._target = target
+        self._metadata = wire.token_metadata(token)
+        self._channel = wire.channel(target)
+        self._stub = pb_grpc.CoordinatorStub(self._channel)
+        self._closed = False
+
+    def call(self, method: str, request: Any, *, timeout: float, phase: str) -> Any:
+        """One call. Blocks up to `timeout` seconds.
+
+        Raises:
+            PeerLostError: nobody answers there.
+            TransferTimeoutError: no answer in time.
+            ClosedError: `close` was called meanwhile.
+            TensorLinkError: what the coordinator raised.
+        """
+        try:
+            return getattr(self._stub, method)(request, timeout=timeout, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise wire.error_of(error, phase=phase) from None
+        except ValueError as error:  # how gRPC says that the channel is closed
+            if self._closed:
+                raise ClosedError("the link was closed", phase=phase) from None
+            raise CorruptTransferError(f"cannot be sent: {error}", phase=phase) from None
+
+    def membership(self, reply: pb.JoinReply) -> Membership:
+        """What a join gave. Raises: CorruptTransferError: the reply makes no sense."""
+        wire.check_version(reply.version)
+        address = reply.heartbeat_address
+        if address.startswith(":"):
+            address = self._target.rpartition(":")[0] + address
+        if len(reply.lease_key) != 16 or not reply.lease_s > 0 or not reply.incarnation:
+            raise CorruptTransferError("the coordinator's answer to a join makes no sense", phase="join")
+        return Membership(reply.incarnation, reply.lease_key, address, reply.lease_s)
+
+    def snapshot(self, timeout: float) -> pb.Snapshot:
+        """Everybody who is there now, without joining. Raises: as `call`."""
+        call = self._stub.Watch(pb.WatchRequest(version=wire.VERSION), timeout=timeout, metadata=self._metadata)
+        try:
+            first: pb.WatchReply = next(call)
+            return first.snapshot
+        except grpc.RpcError as error:
+            raise wire.error_of(error, phase="watch") from None
+        finally:
+            call.cancel()
+
+    def watch(self, heard: Callable[[str, Any], None]) -> None:
+        """Calls `heard("reply", WatchReply)` for each one, and `heard("ended", None)` last, from a daemon thread."""
+        call = self._stub.Watch(pb.WatchRequest(version=wire.VERSION), metadata=self._metadata)
+
+        def pump() -> None:
+            with contextlib.suppress(grpc.RpcError, ValueError):
+                for reply in call:
+                    heard("reply", reply)
+            heard("ended", None)
+
+        threading.Thread(target=pump, name="tensorlink-watch", daemon=True).start()
+
+    def close(self) -> None:
+        """Ends calls in progress and the watch. Idempotent."""
+        self._closed = True
+        self._channel.close()

@@ -1,0 +1,203 @@
+"""Who is a member: names, incarnations, leases and services. Pure logic; the clocks and the randomness are given.
+
+Not thread-safe: the coordinator's event loop is the only caller.
+"""
+
+from __future__ import annotations
+
+import difflib
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from tensorlink.errors import NameInUseError, PeerLostError
+from tensorlink.types import PeerId, PeerInfo
+
+MAX_INCARNATION = 1 << 62
+"""No honest incarnation is near this: it counts microseconds since 1970."""
+KEY_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change of the membership, as watchers see it."""
+
+    kind: Literal["up", "down", "updated"]
+    peer: PeerInfo
+    reason: str = ""
+
+
+@dataclass
+class Lease:
+    """A live peer: until `expires` (seconds of the given clock) unless a beat extends it."""
+
+    peer: PeerInfo
+    key: bytes
+    nonce: bytes
+    expires: float
+    links: bytes = b""
+    last_beat: float = field(default=float("-inf"))
+
+
+def _utc_us() -> int:
+    return time.time_ns() // 1000
+
+
+class Membership:
+    """The coordinator's table. `on_change` is called for each change, in order, before the method returns."""
+
+    def __init__(
+        self,
+        lease_s: float,
+        on_change: Callable[[Change], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        utc_us: Callable[[], int] = _utc_us,
+    ) -> None:
+        self.lease_s = lease_s
+        self._on_change = on_change
+        self._clock = clock
+        self._utc_us = utc_us
+        self._live: dict[str, Lease] = {}
+        self._by_key: dict[bytes, Lease] = {}
+        self._servers: dict[str, str] = {}  # service -> name of the live peer that serves it
+        self._known: dict[str, int] = {}  # highest incarnation ever heard of, by name
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def peers(self) -> list[PeerInfo]:
+        """Live peers, by name."""
+        return [self._live[name].peer for name in sorted(self._live)]
+
+    def holder(self, name: str) -> Lease | None:
+        """The live holder of a name."""
+        return self._live.get(name)
+
+    def by_key(self, key: bytes) -> Lease | None:
+        """The live holder of a lease key."""
+        return self._by_key.get(key)
+
+    def server_of(self, service: str) -> Lease | None:
+        """The live peer that serves this name."""
+        return self._live.get(self._servers.get(service, ""))
+
+    def near(self, name: str, *, services: bool = False) -> list[str]:
+        """Up to three names (of peers, or of services) that look like `name`."""
+        return difflib.get_close_matches(name, sorted(self._servers if services else self._live), n=3)
+
+    def learn(self, known: Mapping[str, int]) -> None:
+        """Takes over incarnations that others know. A live holder below one of them must join again, above it."""
+        for name, incarnation in known.items():
+            if incarnation <= self._known.get(name, 0):
+                continue
+            self._known[name] = incarnation
+            lease = self._live.get(name)
+            if lease is not None and lease.peer.incarnation < incarnation:
+                self._drop(lease, "a higher incarnation of it is known")
+
+    def join(self, peer: PeerInfo, nonce: bytes, links: bytes = b"") -> Lease:
+        """Makes `peer` a live member and returns its lease.
+
+        `peer.incarnation` is 0 for a new peer, or what it had before; it is kept unless a higher one is known. A
+        repeated join of the same endpoint (`nonce`) renews its lease under the key it has. Services that another peer
+        serves by now are left out.
+
+        Raises:
+            NameInUseError: another endpoint holds the name, its lease runs, and `peer` has no higher incarnation.
+        """
+        current = self._live.get(peer.name)
+        if current is not None and current.nonce == nonce:
+            return self._renew(current, peer)
+        if current is not None and peer.incarnation > current.peer.incarnation:
+            self._drop(current, "superseded by a higher incarnation")  # two memberships merge: the higher one wins
+        elif current is not None:
+            raise NameInUseError(
+                f"peer {current.peer.id} (pid {current.peer.pid}) is alive and has this name",
+                peer=peer.name,
+                phase="join",
+                hint="Choose another name, or stop that process first",
+            )
+        known = self._known.get(peer.name, 0)
+        incarnation = peer.incarnation if peer.incarnation >= max(known, 1) else max(known + 1, self._utc_us())
+        self._known[peer.name] = incarnation
+        services = tuple(sorted({name for name in peer.services if name not in self._servers}))
+        member = replace(peer, id=PeerId(peer.name, incarnation), services=services)
+        lease = Lease(member, secrets.token_bytes(KEY_BYTES), nonce, self._clock() + self.lease_s, links)
+        self._live[peer.name] = self._by_key[lease.key] = lease
+        self._servers.update(dict.fromkeys(services, peer.name))
+        self._on_change(Change("up", member))
+        return lease
+
+    def _renew(self, lease: Lease, peer: PeerInfo) -> Lease:
+        lease.expires = self._clock() + self.lease_s
+        mine = set(lease.peer.services)
+        self.advertise(lease, [name for name in peer.services if self._servers.get(name, peer.name) == peer.name])
+        if mine != set(lease.peer.services) or lease.peer.address != peer.address:
+            lease.peer = replace(lease.peer, address=peer.address)
+            self._on_change(Change("updated", lease.peer))
+        return lease
+
+    def beat(self, key: bytes) -> Lease | None:
+        """Extends the lease with this key; None: no such lease, its peer must join again."""
+        lease = self._by_key.get(key)
+        if lease is not None:
+            lease.last_beat = self._clock()
+            lease.expires = lease.last_beat + self.lease_s
+        return lease
+
+    def advertise(self, lease: Lease, add: Iterable[str] = (), remove: Iterable[str] = ()) -> None:
+        """Changes what a peer serves; all of it or nothing.
+
+        Raises:
+            NameInUseError: another live peer serves one of these names.
+            PeerLostError: the lease has ended; join again.
+        """
+        if self._by_key.get(lease.key) is not lease:
+            raise PeerLostError(f"the lease of {lease.peer.id} has ended", peer=lease.peer.name, phase="advertise")
+        added = set(add)
+        for service in sorted(added):
+            other = self._servers.get(service, lease.peer.name)
+            if other != lease.peer.name:
+                raise NameInUseError(
+                    f"{service!r} is served by {self._live[other].peer.id}",
+                    peer=other,
+                    phase="advertise",
+                    hint="Choose another name, or stop that publisher first",
+                )
+        before = set(lease.peer.services)
+        after = (before | added) - set(remove)
+        if after == before:
+            return
+        for service in before - after:
+            del self._servers[service]
+        self._servers.update(dict.fromkeys(after, lease.peer.name))
+        lease.peer = replace(lease.peer, services=tuple(sorted(after)))
+        self._on_change(Change("updated", lease.peer))
+
+    def end(self, key: bytes, reason: str) -> bool:
+        """Ends a lease: its peer left, or its process is known to be dead. False: it had ended before."""
+        lease = self._by_key.get(key)
+        if lease is None:
+            return False
+        self._drop(lease, reason)
+        return True
+
+    def expire(self) -> None:
+        """Ends every lease whose time is up."""
+        now = self._clock()
+        for lease in [lease for lease in self._live.values() if lease.expires <= now]:
+            self._drop(lease, f"no heartbeat for {self.lease_s:g} s")
+
+    def extend(self, gap_s: float) -> None:
+        """Adds the time the coordinator itself was stopped to every lease: nobody could be heard in it."""
+        for lease in self._live.values():
+            lease.expires += gap_s
+
+    def _drop(self, lease: Lease, reason: str) -> None:
+        del self._live[lease.peer.name], self._by_key[lease.key]
+        for service in lease.peer.services:
+            del self._servers[service]
+        self._on_change(Change("down", lease.peer, reason))

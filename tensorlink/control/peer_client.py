@@ -1,0 +1,123 @@
+"""Calls to one peer's service."""
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import grpc
+
+from tensorlink.control import wire
+from tensorlink.control.mailbox import Mailbox
+from tensorlink.control.peer_service import Hello
+from tensorlink.control.runtime_dir import host_identity
+from tensorlink.errors import ClosedError, TransportError
+from tensorlink.protocol import control_pb2 as pb
+from tensorlink.protocol import control_pb2_grpc as pb_grpc
+from tensorlink.types import PeerId
+
+
+class PeerClient:
+    """A channel to one incarnation of one peer, at the `address` of its `PeerInfo`; `me` is who calls. Thread-safe.
+
+    Every call takes `timeout` in seconds and raises:
+        PeerLostError: nobody answers at the address.
+        TransferTimeoutError: no answer in time; whether the peer acted on it is unknown.
+        AuthenticationError: the peer refused the token.
+        ClosedError: `close` was called, or this is a forked child.
+        TensorLinkError: what the peer raised.
+    """
+
+    def __init__(self, address: str, *, peer: str, me: PeerId, token: str | None = None) -> None:
+        self.peer = peer
+        self._me = me
+        self._pid = os.getpid()
+        self._closed = False
+        self._metadata = wire.token_metadata(token)
+        self._channel = wire.channel(address)
+        self._stub = pb_grpc.PeerServiceStub(self._channel)
+
+    def hello(self, connect: Mapping[str, bytes], timeout: float) -> Hello:
+        """Introduces this process; `connect` is for each transport what the peer needs. Returns the same of the peer.
+
+        Raises: TensorLinkError: the peer speaks another version.
+        """
+        request = pb.HelloRequest(
+            version=wire.VERSION,
+            name=self._me.name,
+            incarnation=self._me.incarnation,
+            host=host_identity(),
+            connect=dict(connect),
+        )
+        reply = self._call("Hello", request, timeout)
+        wire.check_version(reply.version)
+        return Hello(PeerId(reply.name, reply.incarnation), "", dict(reply.connect))
+
+    def deliver(self, sequence: int, tag: str, frame: bytes, timeout: float) -> bytes:
+        """Delivers a message of at most 64 MiB and returns the peer's acknowledgement."""
+        request = pb.DeliverRequest(
+            source=self._me.name, incarnation=self._me.incarnation, sequence=sequence, tag=tag, frame=frame
+        )
+        ack: bytes = self._call("Deliver", request, timeout).ack
+        return ack
+
+    def release(self, ids: list[int], timeout: float) -> None:
+        """Says that this process has done with handles of the peer."""
+        self._call(
+            "Release", pb.ReleaseRequest(source=self._me.name, incarnation=self._me.incarnation, ids=ids), timeout
+        )
+
+    def ping(self, timeout: float) -> PeerId:
+        """Who answers there; incarnation 0: it has not joined yet."""
+        reply = self._call("Ping", pb.Empty(), timeout)
+        return PeerId(reply.name, reply.incarnation)
+
+    def mailbox(self, transport: str) -> Mailbox:
+        """Opens a mailbox to the same transport in the peer. Returns at once; a lost peer shows at the first `recv`."""
+        self._check("mailbox")
+
+        def frames() -> Iterator[pb.MailboxFrame]:
+            yield pb.MailboxFrame(source=self._me.name, incarnation=self._me.incarnation, transport=transport)
+            for data in box.outgoing():
+                yield pb.MailboxFrame(data=data)
+
+        box = Mailbox(self.peer, transport)
+        call = self._stub.Mailbox(frames(), metadata=self._metadata)
+        threading.Thread(target=_pump, args=(call, box), name="tensorlink-mailbox", daemon=True).start()
+        return box
+
+    def close(self) -> None:
+        """Ends calls in progress and mailboxes. Idempotent; does nothing in a forked child."""
+        if os.getpid() == self._pid:
+            self._closed = True
+            self._channel.close()
+
+    def _check(self, phase: str) -> None:
+        if self._closed or os.getpid() != self._pid:
+            raise ClosedError("the connection to the peer is closed", peer=self.peer, phase=phase)
+
+    def _call(self, method: str, request: Any, timeout: float) -> Any:
+        phase = method.lower()
+        self._check(phase)
+        try:
+            return getattr(self._stub, method)(request, timeout=timeout, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise wire.error_of(error, peer=self.peer, phase=phase) from None
+        except ValueError as error:  # how gRPC says that the channel was closed meanwhile
+            self._check(phase)
+            raise TransportError(f"cannot be sent: {error}", peer=self.peer, phase=phase) from None
+
+
+def _pump(call: Any, box: Mailbox) -> None:
+    with contextlib.suppress(ValueError):
+        try:
+            for frame in call:
+                if not box.arrived(frame.data):
+                    return
+        except grpc.RpcError as error:
+            box.end(str(wire.error_of(error, phase="mailbox")))
+    box.end("the other side closed it")

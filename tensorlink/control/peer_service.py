@@ -1,0 +1,190 @@
+"""The gRPC service in every endpoint: hello, messages, releases and mailboxes from peers."""
+# mypy: disable-error-code="no-untyped-call,misc"
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, cast
+
+import grpc
+
+from tensorlink.control import mailbox, runtime_dir, wire
+from tensorlink.control.pool import DaemonPool
+from tensorlink.errors import TensorLinkError, TransportError
+from tensorlink.protocol import control_pb2 as pb
+from tensorlink.protocol import control_pb2_grpc as pb_grpc
+from tensorlink.types import PeerId
+
+log = logging.getLogger("tensorlink.control")
+
+_MAX_MAILBOXES = 128
+_STOP_S = 0.5
+
+Request = TypeVar("Request")
+Reply = TypeVar("Reply")
+Context = grpc.ServicerContext
+
+
+@dataclass(frozen=True)
+class Hello:
+    """Who talks, where it runs, and for each of its transports what the other side needs to connect."""
+
+    peer: PeerId
+    host: str
+    connect: Mapping[str, bytes]
+
+
+class PeerHandlers(Protocol):
+    """What an endpoint does with calls of its peers.
+
+    Called from daemon threads, several at once. What comes in was sent by a holder of the token, and is unchecked
+    otherwise. A `TensorLinkError` is raised again in the caller; anything else reaches it as `TransportError`.
+    """
+
+    def hello(self, hello: Hello) -> Mapping[str, bytes]:
+        """A peer introduces itself; returns what it needs to connect to each transport here."""
+
+    def deliver(self, source: PeerId, sequence: int, tag: str, frame: bytes) -> bytes:
+        """A message; the returned bytes are the acknowledgement. May come twice: the sender saw no answer."""
+
+    def release(self, source: PeerId, ids: list[int]) -> None:
+        """A peer has done with handles of this one."""
+
+    def mailbox(self, source: PeerId, box: mailbox.Mailbox) -> None:
+        """A transport in a peer opened a mailbox. Takes it over, and returns at once."""
+
+
+def _guarded(method: Callable[[Any, Request, Context], Reply]) -> Callable[[Any, Request, Context], Reply]:
+    """Checks the token before the call, and turns errors into statuses after it."""
+
+    @functools.wraps(method)
+    def call(self: PeerServer, request: Request, context: Context) -> Reply:
+        try:
+            wire.check_token(self.token, context.invocation_metadata())
+            return method(self, request, context)
+        except Exception as error:
+            if not context.is_active():
+                raise  # the caller has gone, and with it the stream
+            if not isinstance(error, (TensorLinkError, ValueError)):
+                log.exception("a call of a peer failed here")
+            code, details, trailing = wire.status_of(error)
+            context.set_trailing_metadata(trailing)
+            context.abort(code, details)
+            raise AssertionError("abort raises") from error
+
+    return call
+
+
+def _source(name: str, incarnation: int) -> PeerId:
+    return PeerId(wire.check_name(name), incarnation)
+
+
+class PeerServer(pb_grpc.PeerServiceServicer):
+    """Serves `handlers` on a unix socket in the run-time directory from the moment it is made until `close`.
+
+    `address` is the gRPC target. Raises: AuthenticationError, TransportError: there is no place for the socket.
+    """
+
+    def __init__(self, handlers: PeerHandlers, *, name: str, token: str | None = None) -> None:
+        self.name = name
+        self.incarnation = 0
+        """Set by the endpoint once it has joined."""
+        self.token = token
+        self._handlers = handlers
+        self._pid = os.getpid()
+        self._boxes: set[mailbox.Mailbox] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+        directory = runtime_dir.runtime_dir()
+        runtime_dir.sweep(directory)
+        self._path = runtime_dir.private_socket(directory)
+        self.address = wire.unix_target(self._path)
+        self._pool = DaemonPool("tensorlink-peer")
+        self._server = grpc.server(cast(ThreadPoolExecutor, self._pool), options=wire.SERVER_OPTIONS)
+        pb_grpc.add_PeerServiceServicer_to_server(self, self._server)
+        try:
+            self._server.add_insecure_port(self.address)
+        except RuntimeError as error:
+            raise TransportError(f"cannot listen on {self._path}: {error}", phase="listen") from None
+        self._server.start()
+
+    def close(self) -> None:
+        """Ends calls and mailboxes and removes the socket, within a second. Idempotent; does nothing after `fork`."""
+        if os.getpid() != self._pid or self._closed:
+            return
+        self._closed = True
+        with self._lock:
+            boxes = list(self._boxes)
+        for box in boxes:
+            box.end("the peer shuts down")
+        self._server.stop(_STOP_S).wait(2 * _STOP_S)
+        self._pool.shutdown()
+        runtime_dir.remove(self._path)
+
+    # The service
+
+    @_guarded
+    def Hello(self, request: pb.HelloRequest, context: Context) -> pb.HelloReply:
+        wire.check_version(request.version)
+        peer = _source(request.name, request.incarnation)
+        connect = self._handlers.hello(Hello(peer, request.host, dict(request.connect)))
+        return pb.HelloReply(version=wire.VERSION, name=self.name, incarnation=self.incarnation, connect=dict(connect))
+
+    @_guarded
+    def Deliver(self, request: pb.DeliverRequest, context: Context) -> pb.DeliverReply:
+        source = _source(request.source, request.incarnation)
+        return pb.DeliverReply(ack=self._handlers.deliver(source, request.sequence, request.tag, request.frame))
+
+    @_guarded
+    def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.Empty:
+        self._handlers.release(_source(request.source, request.incarnation), list(request.ids))
+        return pb.Empty()
+
+    @_guarded
+    def Ping(self, request: pb.Empty, context: Context) -> pb.PingReply:
+        return pb.PingReply(name=self.name, incarnation=self.incarnation)
+
+    @_guarded
+    def Mailbox(self, frames: Iterator[pb.MailboxFrame], context: Context) -> Iterator[pb.MailboxFrame]:
+        first = next(frames, None)
+        if first is None:
+            return iter(())
+        source = _source(first.source, first.incarnation)
+        box = mailbox.Mailbox(source.name, first.transport)
+        self._adopt(box)
+        context.add_callback(lambda: self._forget(box))
+        if first.data:
+            box.arrived(first.data)
+        threading.Thread(target=_pump, args=(frames, box), name="tensorlink-mailbox", daemon=True).start()
+        self._handlers.mailbox(source, box)
+        return (pb.MailboxFrame(data=data) for data in box.outgoing())
+
+    def _adopt(self, box: mailbox.Mailbox) -> None:
+        with self._lock:
+            if self._closed or len(self._boxes) >= _MAX_MAILBOXES:
+                raise TransportError("no more mailboxes can be opened here", peer=self.name, phase="mailbox")
+            self._boxes.add(box)
+
+    def _forget(self, box: mailbox.Mailbox) -> None:
+        box.end("the stream ended")
+        with self._lock:
+            self._boxes.discard(box)
+
+
+def _pump(frames: Iterator[pb.MailboxFrame], box: mailbox.Mailbox) -> None:
+    try:
+        for frame in frames:
+            if not box.arrived(frame.data):
+                return
+    except Exception as error:  # gRPC ends the iterator of a lost stream in several ways
+        log.debug("a mailbox stream broke: %r", error)
+    box.end("the other side closed it")
+
+
+__all__ = ["Hello", "PeerHandlers", "PeerServer"]

@@ -1,0 +1,218 @@
+"""The membership table and the local view, with a clock of the test's own."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from tensorlink.control.membership import Change, Lease, Membership
+from tensorlink.control.view import View
+from tensorlink.errors import NameInUseError, PeerLostError
+from tensorlink.types import PeerId, PeerInfo
+
+LEASE_S = 5.0
+
+
+def peer(name: str, incarnation: int = 0, *services: str, address: str = "unix:/a") -> PeerInfo:
+    return PeerInfo(PeerId(name, incarnation), address, "host", 1, tuple(services))
+
+
+class Table:
+    """A membership under a clock that stands until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.utc_us = 1_000
+        self.changes: list[Change] = []
+        self.members = Membership(LEASE_S, self.changes.append, clock=lambda: self.now, utc_us=lambda: self.utc_us)
+
+    def kinds(self) -> list[tuple[str, str]]:
+        return [(change.kind, change.peer.name) for change in self.changes]
+
+
+def test_incarnation_is_the_time_or_above_all_known() -> None:
+    table = Table()
+    first = table.members.join(peer("a"), b"1")
+    assert first.peer.incarnation == 1_000
+    table.members.end(first.key, "left")
+    assert table.members.join(peer("a"), b"2").peer.incarnation == 1_001
+    table.members.learn({"b": 5_000})
+    assert table.members.join(peer("b"), b"3").peer.incarnation == 5_001
+
+
+def test_a_peer_keeps_its_incarnation_unless_a_higher_one_is_known() -> None:
+    table = Table()
+    assert table.members.join(peer("a", 77), b"1").peer.incarnation == 77
+    table.members.learn({"b": 100})
+    assert table.members.join(peer("b", 77), b"2").peer.incarnation > 100
+
+
+def test_a_live_name_is_taken_and_a_retry_is_not_a_rival() -> None:
+    table = Table()
+    lease = table.members.join(peer("a"), b"1")
+    with pytest.raises(NameInUseError):
+        table.members.join(peer("a"), b"2")
+    assert table.members.join(peer("a"), b"1") is lease
+    assert table.kinds() == [("up", "a")]
+
+
+def test_on_a_merge_the_higher_incarnation_wins() -> None:
+    table = Table()
+    low = table.members.join(peer("a", 10), b"1")
+    high = table.members.join(peer("a", 11), b"2")
+    assert table.members.beat(low.key) is None and table.members.beat(high.key) is high
+    assert table.kinds() == [("up", "a"), ("down", "a"), ("up", "a")]
+
+
+def test_a_holder_below_a_known_incarnation_must_join_again() -> None:
+    table = Table()
+    lease = table.members.join(peer("a"), b"1")
+    table.members.learn({"a": lease.peer.incarnation + 10})
+    assert table.members.beat(lease.key) is None
+    assert table.members.join(peer("a", lease.peer.incarnation), b"1").peer.incarnation > lease.peer.incarnation + 10
+
+
+def test_leases_run_out_unless_beaten_or_extended() -> None:
+    table = Table()
+    beaten = table.members.join(peer("beaten"), b"1")
+    table.members.join(peer("silent"), b"2")
+    table.now += LEASE_S - 0.1
+    table.members.beat(beaten.key)
+    table.now += 0.1
+    table.members.expire()
+    assert table.kinds()[2:] == [("down", "silent")]
+    table.now += 3 * LEASE_S
+    table.members.extend(3 * LEASE_S)
+    table.members.expire()
+    assert table.members.holder("beaten") is beaten
+
+
+def test_services() -> None:
+    table = Table()
+    a = table.members.join(peer("a", 0, "weights/x"), b"1")
+    b = table.members.join(peer("b", 0, "weights/x", "weights/y"), b"2")
+    assert b.peer.services == ("weights/y",)
+    with pytest.raises(NameInUseError, match="a#"):
+        table.members.advertise(b, ["weights/z", "weights/x"])
+    assert table.members.server_of("weights/z") is None
+    table.members.advertise(a, remove=["weights/x"])
+    table.members.advertise(b, ["weights/x"])
+    assert table.members.server_of("weights/x") is b
+    assert table.members.near("weights/w", services=True)
+    table.members.end(b.key, "left")
+    assert table.members.server_of("weights/x") is None
+    with pytest.raises(PeerLostError):
+        table.members.advertise(b, ["weights/q"])
+
+
+NAMES = st.sampled_from(["a", "b", "c"])
+NONCES = st.sampled_from([b"1", b"2", b"3"])
+
+
+class MembershipMachine(RuleBasedStateMachine):
+    """Whatever joins, dies and merges: incarnations grow, and a name has at most one holder, whose lease runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = Table()
+        self.leases: list[Lease] = []
+        self.highest: dict[str, int] = {}
+
+    @rule(name=NAMES, nonce=NONCES, claim=st.integers(0, 4_000), service=st.sampled_from(["x", "y"]))
+    def join(self, name: str, nonce: bytes, claim: int, service: str) -> None:
+        holder = self.table.members.holder(name)
+        before = self.highest.get(name, 0)
+        try:
+            lease = self.table.members.join(peer(name, claim, service), nonce)
+        except NameInUseError:
+            assert holder is not None and holder.nonce != nonce and claim <= holder.peer.incarnation
+            return
+        if lease is holder:
+            assert holder.nonce == nonce
+        else:
+            assert lease.peer.incarnation > before or lease.peer.incarnation == claim >= before
+        self.highest[name] = lease.peer.incarnation
+        self.leases.append(lease)
+
+    @rule(name=NAMES, known=st.integers(1, 5_000))
+    def learn(self, name: str, known: int) -> None:
+        self.table.members.learn({name: known})
+        self.highest[name] = max(self.highest.get(name, 0), known)
+
+    @rule(data=st.data(), action=st.sampled_from(["beat", "end"]))
+    def use(self, data: st.DataObject, action: str) -> None:
+        if self.leases:
+            lease = data.draw(st.sampled_from(self.leases))
+            alive = self.table.members.by_key(lease.key) is lease
+            result = self.table.members.beat(lease.key) if action == "beat" else self.table.members.end(lease.key, "")
+            assert bool(result) == alive
+
+    @rule(seconds=st.floats(0, 2 * LEASE_S), stopped=st.booleans())
+    def wait(self, seconds: float, stopped: bool) -> None:
+        live = len(self.table.members)
+        self.table.now += seconds
+        if stopped:
+            self.table.members.extend(seconds)
+            assert len(self.table.members) == live
+        self.table.members.expire()
+
+    @invariant()
+    def holders_are_what_was_announced(self) -> None:
+        up: dict[str, int] = {}
+        for change in self.table.changes:
+            if change.kind == "up":
+                assert change.peer.name not in up
+                up[change.peer.name] = change.peer.incarnation
+            elif change.kind == "down":
+                assert up.pop(change.peer.name) == change.peer.incarnation
+        peers = self.table.members.peers()
+        assert {one.name: one.incarnation for one in peers} == up
+        assert len({service for one in peers for service in one.services}) == sum(len(one.services) for one in peers)
+
+
+MembershipMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestMembershipMachine = MembershipMachine.TestCase
+
+
+def told(events: list[object]) -> list[tuple[str, str, int]]:
+    return [(event.kind, event.peer.name, event.peer.incarnation) for event in events]  # type: ignore[attr-defined]
+
+
+def test_view_follows_restarts_and_ignores_echoes() -> None:
+    view = View()
+    assert told(view.snapshot(b"1", [peer("a", 1)], now=0, grace_s=5)) == [("up", "a", 1)]
+    assert told(view.up(peer("a", 1, "weights/x"))) == []
+    assert view.peers["a"].services == ("weights/x",)
+    assert told(view.up(peer("a", 2))) == [("restarted", "a", 2)]
+    assert told(view.down(peer("a", 1), "late")) == []
+    assert told(view.down(peer("a", 2), "died")) == [("down", "a", 2)]
+    assert told(view.up(peer("a", 1))) == []
+    assert told(view.up(peer("a", 2))) == [("up", "a", 2)]
+    assert told(view.down(peer("a", 2), "died")) + told(view.up(peer("a", 3))) == [
+        ("down", "a", 2),
+        ("restarted", "a", 3),
+    ]
+
+
+def test_view_gives_peers_time_to_join_a_new_coordinator() -> None:
+    view = View()
+    view.snapshot(b"1", [peer("a", 1), peer("b", 1)], now=0, grace_s=5)
+    assert view.snapshot(b"2", [], now=10, grace_s=5) == []
+    assert view.next_deadline() == 15
+    assert view.up(peer("a", 1)) == []
+    assert view.expire(14.9) == [] and sorted(view.peers) == ["a", "b"]
+    assert told(view.expire(15)) == [("down", "b", 1)]
+    assert told(view.snapshot(b"2", [], now=20, grace_s=5)) == [("down", "a", 1)]
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 3), st.booleans())))
+def test_view_never_goes_back(changes: list[tuple[str, int, bool]]) -> None:
+    view = View()
+    last: dict[str, int] = {}
+    for name, incarnation, up in changes:
+        events = view.up(peer(name, incarnation)) if up else view.down(peer(name, incarnation), "")
+        for event in events:
+            assert event.peer.incarnation >= last.get(name, 0)
+            last[name] = event.peer.incarnation
