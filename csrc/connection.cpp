@@ -148,8 +148,15 @@ bool Connection::announce(Arena& arena, uint32_t segment) {
   return true;
 }
 
+void Connection::finish() {
+  finishing_.store(true, std::memory_order_seq_cst);
+  if (leases_.load(std::memory_order_seq_cst) == 0) ::shutdown(socket(), SHUT_WR);
+}
+
 Lease::Lease(std::shared_ptr<Connection> connection, std::vector<Extent> extents, uint32_t entry)
-    : connection_(std::move(connection)), extents_(std::move(extents)), entry_(entry), pid_(::getpid()) {}
+    : connection_(std::move(connection)), extents_(std::move(extents)), entry_(entry), pid_(::getpid()) {
+  connection_->leases_.fetch_add(1, std::memory_order_seq_cst);
+}
 
 bool Lease::ready() {
   while (used_.size() < extents_.size()) {
@@ -178,6 +185,8 @@ Lease::~Lease() {
     if (lent.data) connection_->segments_.give_back(lent);
   for (uint32_t id : used_) connection_->segments_.unuse(id);
   connection_->end_hold(entry_);
+  if (connection_->leases_.fetch_sub(1, std::memory_order_seq_cst) == 1 && connection_->finishing_.load(std::memory_order_seq_cst))
+    connection_->finish();
 }
 
 }  // namespace tl

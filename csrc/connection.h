@@ -109,6 +109,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void set_up(bool up) { up_.store(up, std::memory_order_release); }
   bool gone() const { return gone_.load(std::memory_order_acquire); }
   void set_gone() { up_ = false, gone_ = true; }
+  // No new holds are meant to come: tells the peer, by the end of our side of the socket, once none is left.
+  void finish();
 
  private:
   friend class Lease;
@@ -129,7 +131,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::vector<uint32_t> refused_;
   std::mutex announce_mutex_;
   std::unordered_set<uint32_t> announced_;
-  std::atomic<bool> up_{true}, gone_{false};
+  std::atomic<bool> up_{true}, gone_{false}, finishing_{false};
+  std::atomic<uint32_t> leases_{0};
 };
 
 // A hold and the memory it keeps readable. The last view that drops it ends it: on any thread, without the GIL, after

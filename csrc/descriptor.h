@@ -1,6 +1,6 @@
 // Where an object lies in a pool, as it stands in handles and messages: the claim that keeps it and its extents.
 //
-//   u64 claim, u16 extents of the payload, u16 1 if one more extent holds the meta, u32 0, then (u64 segment, offset, nbytes) each
+//   u64 claim, u16 extents of the payload, u16 1 if one more extent holds the meta, u32 1 if reads are counted, then (u64 segment, offset, nbytes) each
 #pragma once
 #include <cstring>
 #include <string>
@@ -14,12 +14,13 @@ namespace tl {
 struct Descriptor {
   ClaimId claim = 0;
   bool meta_in_pool = false;  // then the last extent is the meta
+  bool counted = false;       // the owner wants each read acknowledged
   std::vector<Extent> extents;
 
   size_t payload_count() const { return extents.size() - (meta_in_pool ? 1 : 0); }
 
   std::string encode() const {
-    Head head{claim, static_cast<uint16_t>(payload_count()), meta_in_pool, 0};
+    Head head{claim, static_cast<uint16_t>(payload_count()), meta_in_pool, counted};
     std::string bytes(reinterpret_cast<const char*>(&head), sizeof head);
     for (const Extent& extent : extents) {
       uint64_t words[3] = {extent.segment, extent.offset, extent.nbytes};
@@ -35,7 +36,7 @@ struct Descriptor {
     std::memcpy(&head, bytes.data(), sizeof head);
     size_t count = size_t{head.payload_extents} + (head.meta_in_pool ? 1 : 0);
     if (head.meta_in_pool > 1 || bytes.size() != sizeof head + count * 24) throw Error(Fault::corrupt, "a descriptor has a wrong length");
-    Descriptor result{head.claim, head.meta_in_pool == 1, {}};
+    Descriptor result{head.claim, head.meta_in_pool == 1, head.counted == 1, {}};
     result.extents.reserve(count);
     for (size_t i = 0; i < count; ++i) {
       uint64_t words[3];
@@ -50,7 +51,7 @@ struct Descriptor {
   struct Head {
     ClaimId claim;
     uint16_t payload_extents, meta_in_pool;
-    uint32_t reserved;
+    uint32_t counted;
   };
 };
 

@@ -80,6 +80,13 @@ std::vector<std::shared_ptr<Connection>> Engine::connections() {
   return connections_;
 }
 
+// The peer is told, and sees us go; views that we hold of its memory stay, and so does the socket under them.
+void Engine::disconnect(const std::shared_ptr<Connection>& connection) {
+  connection->note(NoteKind::bye);
+  lose(connection, false);
+  connection->finish();
+}
+
 // ----- memory
 
 ClaimId Engine::claim(Claim claim) {
@@ -251,6 +258,7 @@ void Engine::add(const std::shared_ptr<Connection>& connection) {
     if (other->peer.name == peer.name && other->peer.incarnation < peer.incarnation) {
       drain(*other);  // what it had sent completely is still delivered; what it holds stays pinned
       other->set_up(false);
+      inbox_.set_down(inbox_.source(peer.name), true);
     }
   connections_.push_back(connection);
   by_fd_[connection->socket()] = connection;

@@ -33,6 +33,7 @@ class Engine {
   // Connects to a process of this host; blocks until the deadline. Throws Fault::lost, refused, timeout.
   std::shared_ptr<Connection> connect(const std::string& path, Key key, const Identity& peer, int64_t deadline_ns);
   std::vector<std::shared_ptr<Connection>> connections();
+  void disconnect(const std::shared_ptr<Connection>& connection);
   // The peer's lease ran out (down), or it is back: what it holds stays pinned either way.
   void set_peer(const Identity& peer, bool up);
 

@@ -37,6 +37,7 @@ SourceId Inbox::source(const std::string& name) {
   if (fresh) {
     names_.push_back(name);
     down_.push_back(false);
+    downs_.push_back(0);
   }
   return it->second;
 }
@@ -148,8 +149,10 @@ std::unique_ptr<Message> Inbox::collect(const std::shared_ptr<Posted>& posted) {
 
 void Inbox::set_down(SourceId source, bool down) {
   std::lock_guard lock(mutex_);
+  bool was = down_[source];
   down_[source] = down;
   if (!down) return;
+  if (!was) ++downs_[source];
   for (auto it = posted_.begin(); it != posted_.end();) {
     if ((*it)->source != source) {
       ++it;
@@ -165,6 +168,11 @@ void Inbox::set_down(SourceId source, bool down) {
 bool Inbox::is_down(SourceId source) {
   std::lock_guard lock(mutex_);
   return source != kAnySource && down_[source];
+}
+
+uint64_t Inbox::downs(SourceId source) {
+  std::lock_guard lock(mutex_);
+  return source == kAnySource ? 0 : downs_[source];
 }
 
 uint64_t Inbox::queued() {

@@ -82,6 +82,7 @@ class Inbox {
 
   void set_down(SourceId source, bool down);
   bool is_down(SourceId source);
+  uint64_t downs(SourceId source);  // how often it went down: it may be back before a waiter looks
   uint64_t completions() const { return completions_.load(std::memory_order_acquire); }
   bool has_posted() const { return posted_count_.load(std::memory_order_relaxed) != 0; }
   uint64_t queued();
@@ -108,6 +109,7 @@ class Inbox {
   std::unordered_map<std::string, SourceId> ids_;
   std::vector<std::string> names_;
   std::vector<bool> down_;
+  std::vector<uint64_t> downs_;
   uint64_t arrivals_ = 0, queued_ = 0;
   std::string key_;  // reused, so that a look-up allocates nothing
   std::atomic<uint64_t> completions_{0};

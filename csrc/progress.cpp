@@ -141,7 +141,8 @@ void Engine::on_note(const std::shared_ptr<Connection>& connection, Note& note) 
       if (claims_.restless()) sweep();
       return;
     case NoteKind::bye:
-      return lose(connection, false);
+      lose(connection, false);
+      return connection->finish();
     default:
       throw Error(Fault::corrupt, "a note of an unknown kind");
   }

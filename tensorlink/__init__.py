@@ -1,1 +1,87 @@
-"""Direct tensor transport between processes and devices."""
+"""Direct tensor transport between processes and devices: handles over gRPC, bytes over the fastest path.
+
+    import tensorlink as tl
+
+    tl.init("trainer")
+    tl.send({"weights": tensor}, "worker")
+"""
+
+from tensorlink.api import (
+    current,
+    empty,
+    get,
+    iget,
+    init,
+    irecv,
+    isend,
+    on,
+    peers,
+    put,
+    recv,
+    send,
+    shutdown,
+    stats,
+    wait,
+)
+from tensorlink.endpoint import Endpoint
+from tensorlink.errors import (
+    AuthenticationError,
+    ClosedError,
+    CorruptTransferError,
+    LayoutMismatchError,
+    NameInUseError,
+    NoPathError,
+    PeerLostError,
+    PeerRestartedError,
+    PeerUnknownError,
+    PoolExhaustedError,
+    StaleRefError,
+    TensorLinkError,
+    TransferCancelledError,
+    TransferTimeoutError,
+    TransportError,
+)
+from tensorlink.settings import Settings
+from tensorlink.transfer import Transfer
+from tensorlink.types import PeerId, PeerInfo, TensorRef
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AuthenticationError",
+    "ClosedError",
+    "CorruptTransferError",
+    "Endpoint",
+    "LayoutMismatchError",
+    "NameInUseError",
+    "NoPathError",
+    "PeerId",
+    "PeerInfo",
+    "PeerLostError",
+    "PeerRestartedError",
+    "PeerUnknownError",
+    "PoolExhaustedError",
+    "Settings",
+    "StaleRefError",
+    "TensorLinkError",
+    "TensorRef",
+    "Transfer",
+    "TransferCancelledError",
+    "TransferTimeoutError",
+    "TransportError",
+    "current",
+    "empty",
+    "get",
+    "iget",
+    "init",
+    "irecv",
+    "isend",
+    "on",
+    "peers",
+    "put",
+    "recv",
+    "send",
+    "shutdown",
+    "stats",
+    "wait",
+]

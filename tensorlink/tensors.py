@@ -180,3 +180,37 @@ def _from_dlpack(obj: Any, path: str, writable: bool) -> np.ndarray[Any, Any]:
         if writable or not hasattr(obj, "__array__"):
             raise TypeError(f"{path} ({type(obj).__qualname__}) cannot be read: {error}") from error
     return _numpy(np.asarray(obj), path, writable)
+
+
+class EmptyMaker:
+    """Tensors of one dtype over given memory."""
+
+    def __init__(self, dtype: np.dtype[Any], torch_dtype: Any = None) -> None:
+        self._dtype = dtype
+        self._torch_dtype = torch_dtype
+        self.itemsize: int = dtype.itemsize if torch_dtype is None else torch_dtype.itemsize
+
+    def over(self, memory: np.ndarray[Any, Any], shape: tuple[int, ...]) -> Any:
+        """A tensor of `shape` whose bytes are those of `memory`, a byte array of just that size, which it keeps alive."""
+        if self._torch_dtype is None:
+            return memory.view(self._dtype).reshape(shape)
+        import torch
+
+        return torch.from_numpy(memory).view(self._torch_dtype).reshape(shape)
+
+
+def empty_maker(dtype: Any, like: str) -> EmptyMaker:
+    """For a dtype of torch or numpy, or the name of one. Raises: TypeError: there is none; ValueError: `like` is unknown."""
+    name = str(dtype).removeprefix("torch.") if not isinstance(dtype, type) else np.dtype(dtype).name
+    if like == "numpy":
+        return EmptyMaker(numpy_dtype(name))
+    if like != "torch":
+        raise ValueError(f'like is "torch" or "numpy", not {like!r}')
+    try:
+        import torch
+    except ImportError:
+        raise TypeError('torch isn\'t installed; give like="numpy"') from None
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"torch has no dtype {name!r}")
+    return EmptyMaker(np.dtype(np.uint8), found)

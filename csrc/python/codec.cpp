@@ -53,6 +53,15 @@ nb::object unpack_buffer(nb::bytes meta, nb::object buffer, nb::object like, boo
   return nb::steal(unpack(meta.c_str(), meta.size(), memory, &memory, Mode::view, like.ptr()));
 }
 
+nb::object single(const Packed& packed) {
+  const Tree tree(packed.meta);
+  if (tree.nodes.size() != 1 || !is_tensor(tree.nodes[0].tag)) return nb::none();
+  const PackedLeaf& leaf = packed.leaves.at(0);
+  nb::object shape = nb::steal(PyTuple_New(leaf.ndim));
+  for (int d = 0; d < leaf.ndim; ++d) PyTuple_SET_ITEM(shape.ptr(), d, PyLong_FromLongLong(packed.shape(leaf)[d]));
+  return nb::make_tuple(shape, info(leaf.dtype).name, info(leaf.dtype).itemsize);
+}
+
 nb::list describe(nb::bytes meta) {
   const Tree tree({meta.c_str(), meta.size()});
   nb::list rows;
@@ -99,6 +108,7 @@ void bind_codec(nb::module_& module) {
       .def_prop_ro("meta", [](const Packed& packed) { return nb::bytes(packed.meta.data(), packed.meta.size()); })
       .def_ro("nbytes", &Packed::nbytes, "Bytes of the packed payload.")
       .def_prop_ro("tensors", [](const Packed& packed) { return packed.leaves.size(); }, "Distinct tensors.")
+      .def("single", single, "(shape, dtype, itemsize) of an object that is one tensor, or None.")
       .def("to_bytes", to_bytes, "The payload; the gaps between tensors are zero.")
       .def("copy_to",
            [](const Packed& packed, uintptr_t address) { copy_payload(packed, reinterpret_cast<char*>(address)); },

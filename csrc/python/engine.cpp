@@ -82,9 +82,10 @@ struct Received {
 Received receive(Engine& engine, SourceId source, std::string_view tag, double timeout_s) {
   Received result;
   Inbox& inbox = engine.inbox();
+  uint64_t downs = inbox.downs(source);
   auto ready = [&] {
     result.message = inbox.take(source, tag);
-    return result.message || (result.lost = inbox.is_down(source));
+    return result.message || (result.lost = inbox.is_down(source) || inbox.downs(source) != downs);
   };
   wait_for(engine, ready, deadline_of(timeout_s));
   return result;
@@ -188,18 +189,17 @@ void bind_connections(nb::module_& module) {
       .def_prop_ro("gone", [](const Connection& c) { return c.gone(); })
       .def_prop_ro("holds", [](Connection& c) { return c.holds_count(); }, "Holds of this process on the peer's memory.")
       .def("send", send_object, "object"_a.none(), "tag"_a, "None: sent. Else the packed object: too large, or no room now.")
-      .def("acknowledge", [](Connection& c, uint64_t claim) { c.acknowledge(claim); })
       .def("read_board", read_board, "name"_a, "(version, descriptor) of the newest notice, or None.")
       .def("counters", counters);
-  nb::class_<Stop>(module, "Stop", "Stops a fill from another thread.").def(nb::init<>()).def("set", [](Stop& s) { s.flag = true; });
+  nb::class_<Stop>(module, "Stop", "Stops a fill from another thread.").def(nb::init<>()).def("set", [](Stop& s) { s.flag = true; }).def("is_set", [](const Stop& s) { return s.flag.load(); });
   nb::class_<View>(module, "View", "An object in a peer's pool, opened here under a hold.")
       .def_prop_ro("nbytes", &View::nbytes)
-      .def_prop_ro("claim", &View::claim)
       .def("addresses", [](View& v) {
         nb::list result;
         for (const Extent& e : v.payload()) result.append(nb::make_tuple(reinterpret_cast<uintptr_t>(e.data), e.nbytes));
         return result;
       })
+      .def("copy_to", &View::copy_to, "address"_a, "stop"_a.none(), "Copies the payload's spans, one after the other.")
       .def("meta", [](View& v, nb::bytes beside) { return to_bytes(v.meta(text(beside))); }, "beside"_a)
       .def("unpack", [](View& v, nb::bytes meta, nb::handle like, bool copy) {
         return nb::steal(v.unpack(v.meta(text(meta)), like.ptr(), copy));
@@ -256,6 +256,7 @@ void bind_memory(Class& engine) {
       .def("claim_in_place", claim_in_place, "packed"_a, "reads"_a, "ttl_s"_a,
            "As store() without a copy, for tensors that already lie in the pool. None: some lie elsewhere.")
       .def("release", [](Engine& e, uint64_t claim) { return e.release(claim); }, "claim"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("expose", expose, "address"_a, "nbytes"_a, "Descriptor of memory, copied into the pool unless it lies there; None: no room.")
       .def("empty", empty_array, "nbytes"_a, "timeout_s"_a, "Writable bytes in the pool, or None: no room before the deadline.")
       .def("publish", [](Engine& e, const std::string& name, uint64_t version, nb::bytes descriptor) {
         return e.publish(name, version, std::string(text(descriptor)));
@@ -301,6 +302,7 @@ void bind_engine(nb::module_& module) {
   nb::register_exception_translator(translate);
   module.attr("EAGER_LIMIT") = kEagerLimit;
   module.attr("ANY_SOURCE") = kAnySource;
+  module.def("claim_of", [](nb::bytes descriptor) { return Descriptor::decode(text(descriptor)).claim; }, "descriptor"_a);
   bind_messages(module);
   bind_connections(module);
   nb::class_<Engine> engine(module, "Engine", "Pool, connections and messages of one endpoint.");
@@ -317,6 +319,7 @@ void bind_engine(nb::module_& module) {
         return e.connect(path, k, {name, incarnation}, deadline_of(timeout_s));
       }, "path"_a, "key"_a, "name"_a, "incarnation"_a, "timeout_s"_a)
       .def("connections", &Engine::connections)
+      .def("disconnect", &Engine::disconnect, "connection"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("set_peer", [](Engine& e, const std::string& name, uint64_t incarnation, bool up) { e.set_peer({name, incarnation}, up); },
            "name"_a, "incarnation"_a, "up"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("heartbeat", [](Engine& e, const std::string& address, nb::bytes key, double interval_s) {

@@ -46,6 +46,7 @@ std::shared_ptr<Block> allocate(Engine& engine, uint64_t nbytes, double timeout_
   if (block || nbytes > engine.arena()->budget()) return block;
   engine.sweep();
   if ((block = engine.arena()->allocate(nbytes))) return block;
+  if (!engine.claims().restless()) return nullptr;  // no reader will free anything: waiting could only time out
   Engine::RoomWaiter waiter(engine);
   wait_for(engine, [&] { return engine.sweep(), (block = engine.arena()->allocate(nbytes)) != nullptr; }, deadline_of(timeout_s));
   return block;
@@ -67,8 +68,28 @@ nb::object store(Engine& engine, const Packed& packed, uint64_t reads, double tt
   descriptor.extents.push_back({extent.segment, extent.offset, packed.nbytes});
   if (!beside) descriptor.extents.push_back({extent.segment, extent.offset + meta_at, packed.meta.size()});
   descriptor.meta_in_pool = !beside;
+  descriptor.counted = reads > 0;
   descriptor.claim = engine.claim(make_claim({std::move(block)}, reads, ttl_s, reader));
   return stored(descriptor, beside ? std::string_view(packed.meta) : std::string_view());
+}
+
+nb::object expose(Engine& engine, uintptr_t address, uint64_t nbytes) {
+  const char* data = reinterpret_cast<const char*>(address);
+  auto block = engine.arena()->find(data, nbytes);
+  Descriptor descriptor;
+  if (block) {
+    const tl::Extent& extent = block->extent();
+    descriptor.extents.push_back({extent.segment, extent.offset + static_cast<uint64_t>(data - block->data()), nbytes});
+  } else {
+    if (!(block = allocate(engine, nbytes, 0))) return nb::none();
+    nb::gil_scoped_release released;
+    engine.arena()->warm(*block);
+    copy_bytes(block->data(), data, nbytes);
+    descriptor.extents.push_back({block->extent().segment, block->extent().offset, nbytes});
+  }
+  descriptor.claim = engine.claim(make_claim({std::move(block)}, 0, 0, 0));
+  std::string bytes = descriptor.encode();
+  return nb::bytes(bytes.data(), bytes.size());
 }
 
 nb::object claim_in_place(Engine& engine, const Packed& packed, uint64_t reads, double ttl_s) {
@@ -88,6 +109,7 @@ nb::object claim_in_place(Engine& engine, const Packed& packed, uint64_t reads, 
   }
   std::string meta = blocks.empty() || blocks.size() > UINT16_MAX ? std::string() : packed.meta_in_place(spans.data(), spans.size());
   if (meta.empty()) return nb::none();
+  descriptor.counted = reads > 0;
   descriptor.claim = engine.claim(make_claim(std::move(blocks), reads, ttl_s, 0));
   return stored(descriptor, meta);
 }

@@ -1,5 +1,6 @@
 #include "python/views.h"
 
+#include "copy.h"
 #include "python/wait.h"
 
 namespace nb = nanobind;
@@ -17,6 +18,7 @@ std::unique_ptr<View> View::open(Engine& engine, std::shared_ptr<Connection> con
   view->claim_ = descriptor.claim;
   view->count_ = descriptor.payload_count();
   view->meta_in_pool_ = descriptor.meta_in_pool;
+  view->counted_ = descriptor.counted;
   for (size_t i = 0; i < view->count_; ++i) view->nbytes_ += descriptor.extents[i].nbytes;
   view->connection_ = std::move(connection);
   Connection& c = *view->connection_;
@@ -51,9 +53,16 @@ const std::vector<Extent>& View::payload() {
   return payload_;
 }
 
-PyObject* View::unpack(std::string_view meta, PyObject* like, bool copy) {
-  uint8_t frameworks = meta_frameworks(meta.data(), meta.size(), like);
+PyObject* View::unpack(std::string_view meta, PyObject* like, bool copy) { return read(build(meta, like, copy)); }
+
+PyObject* View::read(PyObject* result) {
   connection_->counters.bytes_read.fetch_add(nbytes_, std::memory_order_relaxed);
+  if (std::exchange(counted_, false)) connection_->acknowledge(claim_);
+  return result;
+}
+
+PyObject* View::build(std::string_view meta, PyObject* like, bool copy) {
+  uint8_t frameworks = meta_frameworks(meta.data(), meta.size(), like);
   Memory shared{payload().data(), count_, lease_};
   if (copy || nbytes_ < kViewFrom) return python::unpack(meta.data(), meta.size(), shared, nullptr, Mode::copy, like);
   std::vector<Extent> own;
@@ -64,9 +73,22 @@ PyObject* View::unpack(std::string_view meta, PyObject* like, bool copy) {
   return python::unpack(meta.data(), meta.size(), shared, own.empty() ? nullptr : &writable, Mode::view, like);
 }
 
+void View::copy_to(uintptr_t address, const Stop* stop) {
+  constexpr uint64_t kPiece = 8u << 20;
+  const std::vector<Extent>& spans = payload();
+  nb::gil_scoped_release released;
+  char* to = reinterpret_cast<char*>(address);
+  for (const Extent& span : spans)
+    for (uint64_t at = 0; at < span.nbytes; at += kPiece) {
+      if (stop && stop->flag) throw Error(Fault::cancelled, "cancelled while bytes were being copied");
+      uint64_t n = std::min(kPiece, span.nbytes - at);
+      copy_bytes(to, span.data + at, n);
+      to += n;
+    }
+}
+
 PyObject* View::fill(std::string_view meta, PyObject* out, const Stop* stop, double timeout_s) {
-  connection_->counters.bytes_read.fetch_add(nbytes_, std::memory_order_relaxed);
-  return fill_from(meta, payload().data(), count_, out, stop, timeout_s);
+  return read(fill_from(meta, payload().data(), count_, out, stop, timeout_s));
 }
 
 PyObject* fill_from(std::string_view meta, const Extent* extents, size_t count, PyObject* out, const Stop* stop, double timeout_s) {

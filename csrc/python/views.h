@@ -22,19 +22,25 @@ class View {
   // The meta: the one that came beside the descriptor, or a copy of the one in the pool (its owner could still write it).
   std::string_view meta(std::string_view beside);
   uint64_t nbytes() const { return nbytes_; }
+  // Both count as the one read of this view, once they succeed.
   PyObject* unpack(std::string_view meta, PyObject* like, bool copy);
   PyObject* fill(std::string_view meta, PyObject* out, const Stop* stop, double timeout_s);
   const std::shared_ptr<Connection>& connection() const { return connection_; }
-  ClaimId claim() const { return claim_; }
+  // Stops between pieces of 8 MiB: Fault::cancelled, and nothing is written after it returns.
+  void copy_to(uintptr_t address, const Stop* stop);
   // Address and size of each extent of the payload, read-only.
   const std::vector<Extent>& payload();
 
  private:
+  PyObject* build(std::string_view meta, PyObject* like, bool copy);
+  PyObject* read(PyObject* result);
+
   std::shared_ptr<Connection> connection_;
   std::shared_ptr<Lease> lease_;
   ClaimId claim_ = 0;
   size_t count_ = 0;  // extents of the payload
   bool meta_in_pool_ = false;
+  bool counted_ = false;  // and not yet acknowledged
   uint64_t nbytes_ = 0;
   std::vector<Extent> payload_;
   std::string meta_;

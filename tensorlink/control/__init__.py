@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tensorlink.control.mailbox import Mailbox
     from tensorlink.control.peer_client import PeerClient
     from tensorlink.control.peer_service import Hello, PeerHandlers, PeerServer
-    from tensorlink.control.runtime_dir import host_identity
+    from tensorlink.control.runtime_dir import engine_socket, host_identity
     from tensorlink.control.standalone import serve
     from tensorlink.control.view import MembershipEvent
 
@@ -33,6 +33,7 @@ _HOMES = {
     "PeerClient": "peer_client",
     "PeerHandlers": "peer_service",
     "PeerServer": "peer_service",
+    "engine_socket": "runtime_dir",
     "host_identity": "runtime_dir",
     "list_peers": "link",
     "serve": "standalone",
@@ -47,6 +48,7 @@ __all__ = [
     "PeerClient",
     "PeerHandlers",
     "PeerServer",
+    "engine_socket",
     "host_identity",
     "list_peers",
     "serve",

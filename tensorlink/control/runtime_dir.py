@@ -72,7 +72,7 @@ def answers(path: Path) -> bool:
             return False
         with socket.socket(socket.AF_UNIX) as probe:
             probe.setblocking(False)
-            return probe.connect_ex(str(path)) in (0, errno.EAGAIN)
+            return probe.connect_ex(str(path)) in (0, errno.EAGAIN, errno.EPROTOTYPE)  # the last: of another type
     except OSError:
         return False
 
@@ -114,3 +114,8 @@ def host_identity() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return socket.gethostname()
+
+
+def engine_socket() -> Path:
+    """A fresh path for the socket of an engine. Raises: AuthenticationError: the run-time directory is somebody else's."""
+    return private_socket(runtime_dir(), "e")

@@ -1,0 +1,134 @@
+"""The functions of `tensorlink`: each is the method of that name of the current endpoint."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tensorlink import transfer
+from tensorlink.endpoint import Endpoint, Timeout, open_endpoint
+from tensorlink.errors import ClosedError
+from tensorlink.settings import Settings
+from tensorlink.transfer import Transfer
+from tensorlink.types import PeerInfo, TensorRef
+
+_current: Endpoint | None = None
+_lock = threading.Lock()
+
+
+def init(
+    name: str | None = None,
+    *,
+    coordinator: str | None = None,
+    transports: str | None = None,
+    token: str | None = None,
+    pool_bytes: int | None = None,
+    **settings: Any,
+) -> Endpoint:
+    """Joins as a peer, and makes it the current endpoint of this process if there is none.
+
+    `name` is unique among the peers of a coordinator; left out, one is made up. With no `coordinator` named, peers of
+    one user on one host find each other. Other settings: the fields of `tensorlink.Settings`. Also a context manager.
+
+    Blocks until it has joined. Raises: NameInUseError: a live peer has the name; AuthenticationError;
+    TransferTimeoutError, PeerLostError: no coordinator can be reached; ValueError: a setting cannot be parsed.
+    """
+    global _current
+    loaded = Settings.load(
+        coordinator=coordinator, transports=transports, token=token, pool_bytes=pool_bytes, **settings
+    )
+    endpoint = open_endpoint(name, loaded)
+    with _lock:
+        if _current is None or _current.closed:
+            _current = endpoint
+    return endpoint
+
+
+def shutdown() -> None:
+    """Shuts the current endpoint down, if there is one. Idempotent."""
+    global _current
+    with _lock:
+        endpoint, _current = _current, None
+    if endpoint is not None:
+        endpoint.shutdown()
+
+
+def current() -> Endpoint:
+    """The current endpoint. Raises: ClosedError: `init` was not called, or `shutdown` was."""
+    endpoint = _current
+    if endpoint is None:
+        raise ClosedError("this process is no peer yet", hint='Call tensorlink.init("a-name") first')
+    return endpoint
+
+
+def send(obj: Any, to: str, *, tag: str = "", timeout: Timeout = ...) -> None:
+    """See `Endpoint.send`."""
+    current().send(obj, to, tag=tag, timeout=timeout)
+
+
+def recv(
+    source: str | None = None, *, tag: str = "", out: Any = None, timeout: Timeout = ..., like: str | None = None
+) -> Any:
+    """See `Endpoint.recv`."""
+    return current().recv(source, tag=tag, out=out, timeout=timeout, like=like)
+
+
+def isend(obj: Any, to: str, *, tag: str = "", timeout: Timeout = ...) -> Transfer:
+    """See `Endpoint.isend`."""
+    return current().isend(obj, to, tag=tag, timeout=timeout)
+
+
+def irecv(
+    source: str | None = None, *, tag: str = "", out: Any = None, timeout: Timeout = None, like: str | None = None
+) -> Transfer:
+    """See `Endpoint.irecv`."""
+    return current().irecv(source, tag=tag, out=out, timeout=timeout, like=like)
+
+
+def wait(transfers: Sequence[Transfer], *, timeout: Timeout = ..., any: bool = False) -> list[Transfer]:
+    """Blocks until all transfers have ended, or one of them with `any=True`; returns those that have.
+
+    Raises: TransferTimeoutError. How each one ended is told by its `result()`.
+    """
+    return transfer.wait(transfers, timeout=current()._waiting(timeout), any=any)
+
+
+def put(obj: Any, *, copy: bool = True, reads: int | None = None, ttl: float | None = None) -> TensorRef:
+    """See `Endpoint.put`."""
+    return current().put(obj, copy=copy, reads=reads, ttl=ttl)
+
+
+def get(
+    ref: TensorRef, *, out: Any = None, device: str | None = None, timeout: Timeout = ..., like: str | None = None
+) -> Any:
+    """See `Endpoint.get`."""
+    return current().get(ref, out=out, device=device, timeout=timeout, like=like)
+
+
+def iget(
+    ref: TensorRef, *, out: Any = None, device: str | None = None, timeout: Timeout = ..., like: str | None = None
+) -> Transfer:
+    """See `Endpoint.iget`."""
+    return current().iget(ref, out=out, device=device, timeout=timeout, like=like)
+
+
+def empty(shape: Sequence[int] | int, dtype: Any, *, device: str = "cpu", like: str = "torch") -> Any:
+    """See `Endpoint.empty`."""
+    return current().empty(shape, dtype, device=device, like=like)
+
+
+def peers() -> list[PeerInfo]:
+    """See `Endpoint.peers`."""
+    return current().peers()
+
+
+def on(event: str, callback: Callable[..., None]) -> Callable[[], None]:
+    """See `Endpoint.on`."""
+    return current().on(event, callback)
+
+
+def stats() -> dict[str, Any]:
+    """See `Endpoint.stats`."""
+    return current().stats()
+

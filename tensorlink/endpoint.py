@@ -1,0 +1,379 @@
+"""The endpoint: one peer in this process. It owns everything that has a lifetime and puts the parts together."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import EllipsisType
+from typing import Any
+
+from tensorlink import _core
+from tensorlink.control import (
+    ControlClient,
+    Hello,
+    Mailbox,
+    Membership,
+    MembershipEvent,
+    PeerServer,
+    engine_socket,
+    host_identity,
+)
+from tensorlink.errors import ClosedError, NameInUseError, PoolExhaustedError, TensorLinkError
+from tensorlink.hooks import Hooks
+from tensorlink.links import Links
+from tensorlink.messages import Messages
+from tensorlink.objects import Objects
+from tensorlink.settings import Settings
+from tensorlink.transfer import Transfer
+from tensorlink.transports.base import Site
+from tensorlink.types import PeerId, PeerInfo, TensorRef
+
+log = logging.getLogger("tensorlink")
+
+Timeout = float | None | EllipsisType
+
+_REJECTED, _UNREACHABLE = 3, 4  # states of the native heartbeat
+_WATCH_S = 0.2
+
+
+class Endpoint:
+    """A peer. Every method may be called from any thread, and raises `ClosedError` after `shutdown` and after `fork`.
+
+    `timeout` is in seconds; left out it is the setting `timeout`. Where it is over, `TransferTimeoutError` is raised;
+    None, to wait without end, is allowed only where one waits for somebody's next act (`recv`).
+    """
+
+    def __init__(self, name: str, settings: Settings) -> None:
+        self.settings = settings
+        self._pid = os.getpid()
+        self._closed = False
+        self._closing = threading.Lock()
+        self._hooks = Hooks()
+        path = str(engine_socket())
+        key = secrets.token_bytes(16)
+        self._engine = _core.Engine(name, path, key, settings.pool_bytes)
+        try:
+            self._server = PeerServer(_Handlers(self), name=name, token=settings.token)
+            self._control = ControlClient(
+                settings,
+                name=name,
+                address=self._server.address,
+                on_change=self._on_change,
+                on_joined=self._on_joined,
+                on_failed=self._on_failed,
+            )
+            self._links = Links(settings, Site(self._engine, path, key, host_identity(), os.getpid()), self._control)
+            self._messages = Messages(self._engine, self._links, self._control, self._exhausted, self._report)
+            self._objects = Objects(self._engine, self._links, self._server.address, self._exhausted, self._report)
+        except BaseException:
+            self._engine.close()
+            raise
+        self._watcher_stop = threading.Event()
+        self._watcher = threading.Thread(target=self._watch_heartbeat, name="tensorlink-heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Joins. Raises: NameInUseError, AuthenticationError, PeerLostError, TransferTimeoutError."""
+        try:
+            membership = self._control.join(self.settings.timeout)
+            self._links.me = PeerId(self.name, membership.incarnation)
+            self._server.incarnation = membership.incarnation
+            self._engine.start(membership.incarnation)
+            self._on_joined(membership)
+            self._watcher.start()
+        except BaseException:
+            self.shutdown()
+            raise
+        atexit.register(self.shutdown)
+
+    # Who and what
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was shut down, or belongs to the parent of this forked process."""
+        return self._closed or os.getpid() != self._pid
+
+    @property
+    def name(self) -> str:
+        return self._control.name
+
+    @property
+    def id(self) -> PeerId:
+        """Name and incarnation."""
+        return self._links.me
+
+    def peers(self) -> list[PeerInfo]:
+        """The live peers by name, this one among them, as last heard. Doesn't block."""
+        self._check()
+        return self._control.peers()
+
+    def on(self, event: str, callback: Callable[..., None]) -> Callable[[], None]:
+        """Calls `callback` for each event from now on, in order, on one thread of its own; returns what ends that.
+
+        `peer_up(peer)`, `peer_down(peer, reason)`, `peer_restart(peer)` get a `PeerInfo`; `transfer_failed(error)` gets the
+        error. A callback that raises is logged and harms nothing. Raises: ValueError: there is no such event.
+        """
+        self._check()
+        return self._hooks.on(event, callback)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters: `pool` (bytes, handles, and for each peer in `holders` its views, bytes and pid), `peers` (messages and
+        bytes by connection), `queued` (messages that nobody has received). Doesn't block."""
+        self._check()
+        peers = {}
+        for native in self._engine.connections():
+            row = native.counters()
+            row.update(pid=native.pid, incarnation=native.peer_incarnation, up=native.up, holds=native.holds)
+            peers[native.peer_name] = row
+        return {"pool": self._engine.usage(), "peers": peers, "queued": self._engine.queued}
+
+    # Messages
+
+    def send(self, obj: Any, to: str, *, tag: str = "", timeout: Timeout = ...) -> None:
+        """Sends a tensor, or a tree of them, to the peer of that name.
+
+        Local completion: when it returns, `obj` may be changed, and the receiver need not have looked yet. Blocks only
+        while the pool has no room, the receiver takes no messages, or the name has not joined yet.
+
+        Raises: PeerUnknownError, PeerLostError, NoPathError, PoolExhaustedError, TransferTimeoutError; TypeError: `obj`
+        cannot travel. After a failure nothing was sent.
+        """
+        self._check()
+        self._messages.send(obj, to, tag, self._moving(timeout))
+
+    def recv(
+        self,
+        source: str | None = None,
+        *,
+        tag: str = "",
+        out: Any = None,
+        timeout: Timeout = ...,
+        like: str | None = None,
+    ) -> Any:
+        """The next message with this tag, from `source` or from anyone. Blocks until there is one.
+
+        Without `out` large tensors are views of shared memory: numpy arrays are read-only, torch tensors are private
+        copy-on-write. With `out`, its tensors are filled in place and returned. `like` ("torch", "numpy") names the
+        framework; else it is the sender's, where it is installed. Messages of one source and tag come in order.
+
+        Raises: TransferTimeoutError, PeerLostError (only where `source` is named), PeerUnknownError; LayoutMismatchError:
+        `out` differs, and not a byte was written. A `recv` that fails takes no message away.
+        """
+        self._check()
+        return self._messages.recv(source, tag, out, self._waiting(timeout), like)
+
+    def isend(self, obj: Any, to: str, *, tag: str = "", timeout: Timeout = ...) -> Transfer:
+        """As `send`, without blocking. Until the transfer has ended `obj` must not be changed."""
+        self._check()
+        return self._messages.isend(obj, to, tag, self._moving(timeout))
+
+    def irecv(
+        self,
+        source: str | None = None,
+        *,
+        tag: str = "",
+        out: Any = None,
+        timeout: Timeout = None,
+        like: str | None = None,
+    ) -> Transfer:
+        """As `recv`, without blocking. Receives that fit a message get it in the order in which they were posted.
+
+        `out` is filled by whoever asks for the result. Without `timeout` it waits until it is cancelled.
+        """
+        self._check()
+        return self._messages.irecv(source, tag, out, self._waiting(timeout), like)
+
+    # Handles
+
+    def put(self, obj: Any, *, copy: bool = True, reads: int | None = None, ttl: float | None = None) -> TensorRef:
+        """Makes a tensor, or a tree of them, readable for others, and returns its handle.
+
+        It is a snapshot in the pool. With `copy=False` tensors that already lie in the pool (from `empty`) are shared in
+        place, and must not be written until the handle is released. The handle ends with `release`, after `reads`
+        reads, or after `ttl` seconds; views that readers have by then stay readable until they drop them.
+
+        Raises: PoolExhaustedError: no room, and the message says who holds what; TypeError: `obj` cannot travel.
+        """
+        self._check()
+        return self._objects.put(obj, copy, reads, ttl, self.settings.timeout)
+
+    def release(self, ref: TensorRef) -> None:
+        """Ends a handle of this endpoint, however it came here. Idempotent. Raises: StaleRefError: it is somebody else's."""
+        self._check()
+        self._objects.release(ref)
+
+    def get(
+        self, ref: TensorRef, *, out: Any = None, device: str | None = None, timeout: Timeout = ..., like: str | None = None
+    ) -> Any:
+        """What a handle names. Needs nothing of the owner but that it is connected once.
+
+        `out` and `like` as for `recv`. Blocks to connect, and to fill `out`.
+
+        Raises: StaleRefError, PeerLostError, PeerRestartedError, NoPathError, TransferTimeoutError;
+        LayoutMismatchError: `out` differs, and not a byte was written.
+        """
+        self._check()
+        _cpu_only(device)
+        return self._objects.get(ref, out, like, self._moving(timeout))
+
+    def iget(
+        self, ref: TensorRef, *, out: Any = None, device: str | None = None, timeout: Timeout = ..., like: str | None = None
+    ) -> Transfer:
+        """As `get`, without blocking."""
+        self._check()
+        _cpu_only(device)
+        return self._objects.iget(ref, out, like, self._moving(timeout))
+
+    def empty(self, shape: Sequence[int] | int, dtype: Any, *, device: str = "cpu", like: str = "torch") -> Any:
+        """A tensor in the pool, its values undefined: `put(copy=False)` of it costs nothing.
+
+        `dtype` is the framework's or a name. Its memory returns when it and all handles and views of it are gone.
+        Raises: PoolExhaustedError; TypeError: the framework isn't installed or has no such dtype.
+        """
+        self._check()
+        return self._objects.empty(shape, dtype, device, like, self.settings.timeout)
+
+    # Lifetime
+
+    def shutdown(self) -> None:
+        """Leaves: peers see it go, waits in other threads end with `ClosedError`, views that are held stay readable.
+
+        Within a few seconds; idempotent; safe at interpreter exit and from any thread. In a forked child it only marks
+        the child's endpoint closed.
+        """
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        if os.getpid() != self._pid:
+            return
+        atexit.unregister(self.shutdown)
+        self._watcher_stop.set()
+        self._control.leave()
+        self._engine.close()
+        self._links.close()
+        self._control.close()
+        self._server.close()
+        self._hooks.close()
+
+    def __enter__(self) -> Endpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def __repr__(self) -> str:
+        return f"<Endpoint {self.id}{' closed' if self._closed else ''}>"
+
+    # Inside
+
+    def _check(self) -> None:
+        if self._closed or os.getpid() != self._pid:
+            raise self._closed_error()
+
+    def _closed_error(self) -> ClosedError:
+        if os.getpid() != self._pid:
+            return ClosedError(
+                f"endpoint {self.name} belongs to the parent of this process",
+                hint="After a fork call tensorlink.init() in the child, with a name of its own",
+            )
+        return ClosedError(f"endpoint {self.name} was shut down", hint="Call tensorlink.init() again")
+
+    def _moving(self, timeout: Timeout) -> float:
+        if timeout is None:
+            raise ValueError("timeout=None is allowed only for recv; bytes that move have a deadline")
+        return self._waiting(timeout) or 0.0
+
+    def _waiting(self, timeout: Timeout) -> float | None:
+        if isinstance(timeout, EllipsisType):
+            return self.settings.timeout
+        if timeout is not None and timeout < 0:
+            raise ValueError(f"a timeout is not negative: {timeout}")
+        return timeout
+
+    def _exhausted(self, nbytes: int, phase: str) -> PoolExhaustedError:
+        pool = self._engine.usage()
+        rows = [f"{name} (pid {pid}) holds {count} views of {size:,} bytes" for name, (count, size, pid) in pool["holders"].items()]
+        rows.append(f"{pool['handles']} handles and messages of this process keep {pool['handle_bytes']:,} bytes")
+        return PoolExhaustedError(
+            f"no room for {nbytes:,} bytes in the pool: {pool['used_bytes']:,} of {pool['budget_bytes']:,} are used; " + "; ".join(rows),
+            phase=phase,
+            hint="Release handles, drop views, or raise TENSORLINK_POOL_BYTES",
+        )
+
+    def _report(self, error: TensorLinkError) -> None:
+        self._hooks.fire("transfer_failed", error)
+
+    def _on_change(self, events: list[MembershipEvent]) -> None:
+        for event in events:
+            peer = event.peer
+            if event.kind == "down":
+                self._engine.set_peer(peer.name, peer.incarnation, False)
+                self._links.drop(peer.id)
+                self._hooks.fire("peer_down", peer, event.reason)
+            else:
+                self._engine.set_peer(peer.name, peer.incarnation, True)
+                self._hooks.fire("peer_up" if event.kind == "up" else "peer_restart", peer)
+
+    def _on_joined(self, membership: Membership) -> None:
+        self._engine.heartbeat(membership.heartbeat_address, membership.lease_key, membership.lease_s / 5)
+
+    def _on_failed(self, error: TensorLinkError) -> None:
+        log.error("%s is no longer a member: %s", self.name, error)
+        if isinstance(error, NameInUseError):
+            threading.Thread(target=self.shutdown, name="tensorlink-shutdown", daemon=True).start()
+
+    def _watch_heartbeat(self) -> None:
+        """Tells the control client when the native heartbeat finds that the lease or the coordinator is gone."""
+        asked = False
+        while not self._watcher_stop.wait(_WATCH_S):
+            bad = self._engine.heartbeat_state() in (_REJECTED, _UNREACHABLE)
+            if bad and not asked:
+                self._control.rejoin_needed()
+            asked = bad
+
+
+class _Handlers:
+    """What the endpoint answers to its peers' calls."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+
+    def hello(self, hello: Hello) -> Mapping[str, bytes]:
+        return self._endpoint._links.addresses()
+
+    def deliver(self, source: PeerId, sequence: int, tag: str, frame: bytes) -> bytes:
+        self._endpoint._engine.deliver(source.name, source.incarnation, frame)
+        return b""
+
+    def release(self, source: PeerId, ids: list[int]) -> None:
+        """Handles are released by their owner only, and reads are counted by the engine."""
+
+    def mailbox(self, source: PeerId, box: Mailbox) -> None:
+        box.close()  # no transport of this version needs one
+
+
+def default_name() -> str:
+    """A name for a peer that doesn't care: host, pid and four random digits."""
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+
+
+def _cpu_only(device: str | None) -> None:
+    if device not in (None, "cpu"):
+        raise TypeError(f"this version reads into cpu memory, not into {device}")
+
+
+def open_endpoint(name: str | None, settings: Settings) -> Endpoint:
+    """Makes an endpoint and joins. Raises: what `Endpoint.start` does; ValueError: the name is no name."""
+    logging.getLogger("tensorlink").setLevel(settings.log)
+    chosen = default_name() if name is None else name
+    if not chosen or len(chosen) > 200 or not chosen.isprintable():
+        raise ValueError(f"a peer's name has 1 to 200 printable characters, not {chosen!r}")
+    endpoint = Endpoint(chosen, settings)
+    endpoint.start()
+    return endpoint
+

@@ -1,0 +1,217 @@
+"""Links: the connection to each peer, made when it is first needed and again after the peer has restarted."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tensorlink import _core
+from tensorlink.control import ControlClient, PeerClient
+from tensorlink.errors import (
+    ClosedError,
+    NoPathError,
+    PeerLostError,
+    PeerRestartedError,
+    PeerUnknownError,
+    TransferTimeoutError,
+)
+from tensorlink.settings import Settings
+from tensorlink.transports import registry
+from tensorlink.transports.base import Connection, Site, Transport
+from tensorlink.types import PeerId, PeerInfo
+
+_GONE_WAIT_S = 0.05
+PREFERENCE = ("local", "shm")
+"""Fastest first; transports that are not named come after, by name."""
+
+
+@dataclass(frozen=True)
+class PeerLink:
+    """A working connection, and the gRPC channel beside it."""
+
+    peer: PeerId
+    connection: Connection
+    client: PeerClient
+    lane: _core.Connection | None
+    """Where messages go; None: over gRPC."""
+
+
+class Links:
+    """One link to each peer at most. Thread-safe; connecting blocks only those that want the same peer."""
+
+    def __init__(self, settings: Settings, site: Site, control: ControlClient) -> None:
+        self._settings = settings
+        self._control = control
+        self.me = PeerId(control.name, 0)
+        """Set by the endpoint once it has joined."""
+        self.transports: dict[str, Transport] = {}
+        self.rejected: dict[str, str] = {}
+        """Transports that cannot be used here, and why."""
+        self._links: dict[str, PeerLink] = {}
+        self._locks: dict[str, threading.Lock] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self._load(site)
+
+    def _load(self, site: Site) -> None:
+        names = sorted(registry.installed(), key=lambda n: (PREFERENCE.index(n) if n in PREFERENCE else len(PREFERENCE), n))
+        for name in names:
+            if not self._settings.allows(name):
+                self.rejected[name] = "excluded by the setting transports"
+                continue
+            transport = registry.load(name)(site)
+            why = [link.unavailable for link in transport.links() if link.unavailable]
+            if why:
+                self.rejected[name] = why[0]
+            else:
+                self.transports[name] = transport
+
+    def addresses(self) -> dict[str, bytes]:
+        """What a peer needs to connect to each transport here."""
+        return {name: transport.address() for name, transport in self.transports.items()}
+
+    def fast(self, name: str) -> PeerLink | None:
+        """The link that stands, if it works. Doesn't block."""
+        link = self._links.get(name)
+        return link if link is not None and link.connection.up else None
+
+    def to_name(self, name: str, timeout: float) -> PeerLink:
+        """The link to whoever has the name now; a name that never joined is waited for.
+
+        Raises: PeerUnknownError, PeerLostError, NoPathError, AuthenticationError, TransferTimeoutError.
+        """
+        link = self.fast(name)
+        if link is not None:
+            return link
+        deadline = time.monotonic() + timeout
+        with self._lock_of(name):
+            link = self.fast(name)
+            if link is not None:
+                return link
+            self._drop(name)
+            info = self._resolve(name, timeout)
+            return self._connect(info.id, info.address, deadline)
+
+    def to_owner(self, peer: PeerId, address: str, timeout: float) -> PeerLink:
+        """The link to exactly this incarnation, by the address in its handle.
+
+        Raises: PeerRestartedError, PeerLostError, NoPathError, AuthenticationError, TransferTimeoutError.
+        """
+        link = self.fast(peer.name)
+        if link is not None and link.peer == peer:
+            return link
+        if self._control.last_incarnation(peer.name) > peer.incarnation or (link and link.peer.incarnation > peer.incarnation):
+            raise self.lost(peer)
+        deadline = time.monotonic() + timeout
+        with self._lock_of(peer.name):
+            link = self.fast(peer.name)
+            if link is not None and link.peer == peer:
+                return link
+            self._drop(peer.name)
+            return self._connect(peer, address, deadline)
+
+    def lost(self, peer: PeerId, transport: str | None = None, phase: str | None = None) -> PeerLostError:
+        """The error that says what became of an incarnation: restarted, or just gone."""
+        if self._control.last_incarnation(peer.name) > peer.incarnation:
+            return PeerRestartedError(
+                f"{peer.name} has restarted",
+                peer=str(peer),
+                transport=transport,
+                phase=phase,
+                hint="Get a new handle from it, or send again: its name now means the new process",
+            )
+        return PeerLostError(
+            f"{peer.name} has gone",
+            peer=str(peer),
+            transport=transport,
+            phase=phase,
+            hint="It works again under its name once it is restarted",
+        )
+
+    def drop(self, peer: PeerId) -> None:
+        """Forgets the link to an incarnation that is down."""
+        with self._lock:
+            link = self._links.get(peer.name)
+            if link is None or link.peer.incarnation > peer.incarnation:
+                return
+            del self._links[peer.name]
+        link.client.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            links = list(self._links.values())
+            self._links.clear()
+        for link in links:
+            link.client.close()
+        for transport in self.transports.values():
+            transport.close()
+
+    def _lock_of(self, name: str) -> threading.Lock:
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the endpoint was shut down")
+            return self._locks.setdefault(name, threading.Lock())
+
+    def _drop(self, name: str) -> None:
+        link = self._links.pop(name, None)
+        if link is not None:
+            link.client.close()
+
+    def _resolve(self, name: str, timeout: float) -> PeerInfo:
+        last = self._control.last_incarnation(name)
+        try:
+            return self._control.resolve(name, min(timeout, _GONE_WAIT_S) if last else timeout)
+        except PeerUnknownError:
+            if not last:
+                raise
+            raise self.lost(PeerId(name, last)) from None
+
+    def _connect(self, peer: PeerId, address: str, deadline: float) -> PeerLink:
+        client = PeerClient(address, peer=peer.name, me=self.me, token=self._settings.token)
+        try:
+            hello = client.hello({}, self._left(deadline, peer, "hello"))
+            if hello.peer != peer:
+                raise self.lost(peer, phase="hello") if hello.peer.name == peer.name else PeerLostError(
+                    f"somebody else answers at its address: {hello.peer}", peer=str(peer), phase="hello"
+                )
+            transport = self._choose(peer, hello.connect)
+            connection = transport.connect(
+                peer, hello.connect[transport.name], None, self._left(deadline, peer, "connect")
+            )
+        except PeerLostError as error:
+            client.close()
+            if isinstance(error, PeerRestartedError):
+                raise
+            raise self.lost(peer, phase=error.phase) from error
+        except BaseException:
+            client.close()
+            raise
+        lane = None if self._settings.control == "grpc" else connection.lane()
+        link = PeerLink(peer, connection, client, lane)
+        with self._lock:
+            self._links[peer.name] = link
+        return link
+
+    def _choose(self, peer: PeerId, addresses: Mapping[str, bytes]) -> Transport:
+        reasons = [f"{name}: {why}" for name, why in self.rejected.items()]
+        for name, transport in self.transports.items():
+            if name not in addresses:
+                reasons.append(f"{name}: {peer.name} doesn't have it")
+                continue
+            why = transport.reaches(transport.address(), addresses[name])
+            if why is None:
+                return transport
+            reasons.append(f"{name}: {why}")
+        raise NoPathError(
+            f"no transport reaches {peer.name} ({'; '.join(reasons) or 'none is installed'})", peer=str(peer), phase="connect"
+        )
+
+    @staticmethod
+    def _left(deadline: float, peer: PeerId, phase: str) -> float:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TransferTimeoutError(f"{peer.name} could not be reached in time", peer=str(peer), phase=phase)
+        return left

@@ -1,0 +1,330 @@
+"""Messages: `send` and `recv` in all their forms.
+
+A small object travels inside its message. A larger one is copied into the pool, and the message offers it: so `send`
+ends without the receiver, and two peers that both send first don't wait for each other.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator
+from typing import Any
+
+from tensorlink import _core
+from tensorlink.control import ControlClient
+from tensorlink.errors import (
+    CorruptTransferError,
+    PeerLostError,
+    PeerUnknownError,
+    PoolExhaustedError,
+    StaleRefError,
+    TensorLinkError,
+    TransferCancelledError,
+    TransferTimeoutError,
+)
+from tensorlink.links import Links, PeerLink
+from tensorlink.transfer import Arrivals, Background, Finished, Transfer
+from tensorlink.types import PeerId
+
+_FOREVER = -1.0
+_INLINE_META = 16 << 10
+_HOPELESS = (PeerLostError, StaleRefError, CorruptTransferError)
+
+
+class Messages:
+    """The two-sided half of an endpoint. Thread-safe."""
+
+    def __init__(
+        self,
+        engine: _core.Engine,
+        links: Links,
+        control: ControlClient,
+        exhausted: Callable[[int, str], PoolExhaustedError],
+        failed: Callable[[TensorLinkError], None],
+    ) -> None:
+        self._engine = engine
+        self._links = links
+        self._control = control
+        self._exhausted = exhausted
+        self._failed = failed
+        self._arrivals = Arrivals(engine)
+
+    # Sending
+
+    def send(self, obj: Any, to: str, tag: str, timeout: float) -> None:
+        """As `Endpoint.send`."""
+        link = self._links.fast(to)
+        if link is not None and link.lane is not None:
+            try:
+                packed = link.lane.send(obj, tag)
+            except PeerLostError:
+                raise self._lost(link, "send") from None
+            if packed is None:
+                return
+        else:
+            packed = _core.pack(obj)
+        try:
+            self._send_packed(packed, to, tag, timeout)
+        except TensorLinkError as error:
+            self._failed(error)
+            raise
+
+    def isend(self, obj: Any, to: str, tag: str, timeout: float) -> Transfer:
+        """As `Endpoint.isend`: the object is taken apart at once, and mostly sent at once too."""
+        link = self._links.fast(to)
+        if link is None or link.lane is None:
+            packed = _core.pack(obj)
+            return Background(lambda stop: self._send_packed(packed, to, tag, timeout, stop), "")
+        path = link.connection.transport
+        try:
+            left = link.lane.send(obj, tag)
+            if left is None:
+                return Finished(None, path)
+            stored = self._store(link, left, 0.0)
+            if stored is not None and self._offer(link, stored, tag, 0.0):
+                return Finished(None, path)
+            if stored is not None:
+                self._engine.release(stored[0])
+        except PeerLostError:
+            return Finished(None, path, self._lost(link, "send"))
+        return Background(lambda stop: self._send_packed(left, to, tag, timeout, stop), path)
+
+    def _send_packed(self, packed: _core.Packed, to: str, tag: str, timeout: float, stop: _core.Stop | None = None) -> None:
+        deadline = time.monotonic() + timeout
+        link = self._links.to_name(to, timeout)
+        try:
+            if link.lane is None:
+                self._send_over_grpc(link, packed, tag, deadline)
+                return
+            if packed.nbytes + len(packed.meta) < _core.EAGER_LIMIT and self._engine.send_packed(link.lane, packed, tag, 0.0):
+                return
+            stored = _until(deadline, stop, lambda left: self._store(link, packed, left))
+            if stored is None:
+                raise self._exhausted(packed.nbytes, f"send to {to}")
+            self._offer_until(link, stored, tag, deadline, stop)
+        except PeerLostError as error:
+            raise self._lost(link, "send") from error
+
+    def _store(self, link: PeerLink, packed: _core.Packed, timeout: float) -> tuple[int, bytes, bytes] | None:
+        reader = link.lane.serial if link.lane is not None else 0
+        return self._engine.store(packed, 1, 0.0, reader, _INLINE_META, timeout)
+
+    def _offer(self, link: PeerLink, stored: tuple[int, bytes, bytes], tag: str, timeout: float) -> bool:
+        assert link.lane is not None
+        _, descriptor, meta = stored
+        return self._engine.send_offer(link.lane, descriptor, meta, tag, timeout)
+
+    def _offer_until(
+        self, link: PeerLink, stored: tuple[int, bytes, bytes], tag: str, deadline: float, stop: _core.Stop | None
+    ) -> None:
+        try:
+            if _until(deadline, stop, lambda left: self._offer(link, stored, tag, left) or None):
+                return
+        except BaseException:
+            self._engine.release(stored[0])
+            raise
+        self._engine.release(stored[0])
+        raise TransferTimeoutError(
+            f"{link.peer.name} takes no messages", peer=str(link.peer), transport=link.connection.transport, phase="send"
+        )
+
+    def _send_over_grpc(self, link: PeerLink, packed: _core.Packed, tag: str, deadline: float) -> None:
+        descriptor, meta, payload, stored = b"", packed.meta, b"", None
+        if packed.nbytes + len(meta) < _core.EAGER_LIMIT:
+            payload = packed.to_bytes()
+        else:
+            stored = self._store(link, packed, max(0.0, deadline - time.monotonic()))
+            if stored is None:
+                raise self._exhausted(packed.nbytes, f"send to {link.peer.name}")
+            _, descriptor, meta = stored
+        frame = self._engine.frame(link.peer.name, link.peer.incarnation, tag, meta, descriptor, payload)
+        try:
+            link.client.deliver(0, tag, frame, max(0.001, deadline - time.monotonic()))
+        except BaseException:
+            if stored is not None:
+                self._engine.release(stored[0])
+            raise
+
+    def _lost(self, link: PeerLink, phase: str) -> PeerLostError:
+        self._links.drop(link.peer)
+        return self._links.lost(link.peer, link.connection.transport, phase)
+
+    # Receiving
+
+    def recv(self, source: str | None, tag: str, out: Any, timeout: float | None, like: str | None) -> Any:
+        """As `Endpoint.recv`."""
+        origin = _core.ANY_SOURCE if source is None else self._engine.source(source)
+        wait_s = _FOREVER if timeout is None else timeout
+        message = self._engine.receive(origin, tag, wait_s)
+        if not message:
+            error = self._nothing(source, tag, lost=message is False)
+            self._failed(error)
+            raise error
+        return self.open(message, out, wait_s, like, None)
+
+    def irecv(self, source: str | None, tag: str, out: Any, timeout: float | None, like: str | None) -> Transfer:
+        """As `Endpoint.irecv`."""
+        origin = _core.ANY_SOURCE if source is None else self._engine.source(source)
+        return PostedReceive(self, self._engine, self._arrivals, origin, source, tag, out, timeout, like)
+
+    def open(self, message: _core.Message, out: Any, wait_s: float, like: str | None, stop: _core.Stop | None) -> Any:
+        """The object of a message. After a failure the next `recv` gets it again, unless nobody ever could."""
+        try:
+            result = self._open(message, out, wait_s, like, stop)
+        except TensorLinkError as error:
+            error.peer = error.peer or self._engine.source_name(message.source)
+            error.phase = error.phase or "recv"
+            if isinstance(error, _HOPELESS):
+                message.consumed()
+            else:
+                self._engine.put_back(message)
+            self._failed(error)
+            raise
+        except BaseException:
+            self._engine.put_back(message)
+            raise
+        message.consumed()
+        return result
+
+    def _open(self, message: _core.Message, out: Any, wait_s: float, like: str | None, stop: _core.Stop | None) -> Any:
+        if not message.offered:
+            return message.unpack(like) if out is None else message.fill(out, stop, wait_s)
+        native = message.connection
+        if native is None:  # gRPC brought it: its bytes come over the connection that stands, or is made now
+            peer = PeerId(self._engine.source_name(message.source), message.incarnation)
+            link = self._links.to_name(peer.name, 60.0 if wait_s < 0 else wait_s)
+            view = link.connection.map(message.descriptor, 60.0 if wait_s < 0 else wait_s)
+            if view is None:
+                raise TransferTimeoutError("its bytes cannot be mapped", peer=str(peer), phase="recv")
+        else:
+            view = self._engine.open(native, message.descriptor, 60.0 if wait_s < 0 else wait_s)
+        return view.unpack(message.meta, like) if out is None else view.fill(message.meta, out, stop, wait_s)
+
+    def _nothing(self, source: str | None, tag: str, *, lost: bool) -> TensorLinkError:
+        if lost and source is not None:
+            last = self._control.last_incarnation(source)
+            known = self._control.known(source)
+            if known is not None and last:  # back already
+                return self._links.lost(PeerId(source, last - 1), phase="recv")
+            return self._links.lost(PeerId(source, last), phase="recv")
+        what = f"no message with tag {tag!r}" if tag else "no message"
+        if source is None:
+            return TransferTimeoutError(f"{what} came in time", phase="recv")
+        if self._control.known(source) is None:
+            try:
+                self._control.resolve(source, 0.001)
+            except PeerUnknownError as error:
+                return error
+        return TransferTimeoutError(f"{what} from {source} came in time", peer=source, phase="recv")
+
+
+class PostedReceive(Transfer):
+    """A receive that waits for its message; what is left to do then is done by whoever asks for the result."""
+
+    def __init__(
+        self,
+        messages: Messages,
+        engine: _core.Engine,
+        arrivals: Arrivals,
+        origin: int,
+        source: str | None,
+        tag: str,
+        out: Any,
+        timeout: float | None,
+        like: str | None,
+    ) -> None:
+        self._messages = messages
+        self._engine = engine
+        self._arrivals = arrivals
+        self._source = source
+        self._tag = tag
+        self._out = out
+        self._like = like
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._posted = engine.post(origin, tag)
+        self._lock = threading.RLock()
+        self._stop = _core.Stop()
+        self._outcome: Finished | None = None
+
+    def _arrived(self) -> bool:
+        return self._outcome is not None or self._engine.posted_done(self._posted)
+
+    def _left(self) -> float:
+        return _FOREVER if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    def _finish(self) -> Finished:
+        """Ends it: with its message, or, when there is none, because it was lost, cancelled or too late."""
+        with self._lock:
+            if self._outcome is None:
+                self._outcome = self._conclude()
+                self._out = None
+            return self._outcome
+
+    def _conclude(self) -> Finished:
+        message = self._engine.posted_collect(self._posted)
+        if message is None:
+            return Finished(None, self.path, self._messages._nothing(self._source, self._tag, lost=self._posted.lost))
+        try:
+            wait_s = self._left()
+            result = self._messages.open(message, self._out, wait_s if wait_s else 0.001, self._like, self._stop)
+            return Finished(result, self.path)
+        except Exception as error:
+            return Finished(None, self.path, error)
+
+    def done(self) -> bool:
+        if self._outcome is None and (self._arrived() or self._left() == 0):
+            self._finish()
+        return self._outcome is not None
+
+    def wait(self, timeout: float | None = None) -> Any:
+        if self._outcome is None:
+            left = self._left()
+            wait_s = left if timeout is None else timeout if left < 0 else min(left, timeout)
+            if not self._engine.posted_wait(self._posted, wait_s) and self._left() != 0:
+                raise TransferTimeoutError("the transfer has not ended", phase="wait")
+        return self._finish().wait()
+
+    def cancel(self) -> bool:
+        self._stop.set()  # a fill in progress in another thread ends, and the lock comes free
+        with self._lock:
+            if self._outcome is not None:
+                return False
+            message = self._engine.posted_collect(self._posted)
+            if message is not None:
+                self._engine.put_back(message)
+            self._outcome = Finished(None, self.path, TransferCancelledError("the receive was cancelled", phase="recv"))
+            return True
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._await().__await__()
+
+    async def _await(self) -> Any:
+        import asyncio
+
+        if not self._arrived():
+            left = self._left()
+            try:
+                await asyncio.wait_for(self._arrivals.next(self._arrived), None if left < 0 else left)
+            except asyncio.CancelledError:
+                self.cancel()
+                raise
+            except TimeoutError:
+                pass
+        if self._out is not None and self._outcome is None:  # filling may take long: not on the loop's thread
+            outcome = await asyncio.get_running_loop().run_in_executor(None, self._finish)
+            return outcome.wait()
+        return self._finish().wait()
+
+
+def _until(deadline: float, stop: _core.Stop | None, attempt: Callable[[float], Any]) -> Any:
+    """Calls `attempt(seconds)` until it gives something or the deadline passes; in slices where it can be stopped."""
+    while True:
+        left = max(0.0, deadline - time.monotonic())
+        result = attempt(left if stop is None else min(left, 0.05))
+        if result is not None or left == 0 or stop is None:
+            return result
+        if stop.is_set():
+            raise TransferCancelledError("the transfer was cancelled", phase="send")
+
+

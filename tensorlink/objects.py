@@ -1,0 +1,142 @@
+"""Handles: `put`, `get` and tensors in the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tensorlink import _core, tensors
+from tensorlink.errors import (
+    CorruptTransferError,
+    NoPathError,
+    PeerLostError,
+    PoolExhaustedError,
+    StaleRefError,
+    TensorLinkError,
+)
+from tensorlink.links import Links
+from tensorlink.transfer import Background, Finished, Transfer
+from tensorlink.types import Layout, TensorRef
+
+_INLINE_META = 512
+
+
+class Objects:
+    """The one-sided half of an endpoint. Thread-safe."""
+
+    def __init__(
+        self,
+        engine: _core.Engine,
+        links: Links,
+        address: str,
+        exhausted: Callable[[int, str], PoolExhaustedError],
+        failed: Callable[[TensorLinkError], None],
+    ) -> None:
+        self._engine = engine
+        self._links = links
+        self._address = address
+        self._exhausted = exhausted
+        self._failed = failed
+
+    def put(self, obj: Any, copy: bool, reads: int | None, ttl: float | None, timeout: float) -> TensorRef:
+        """As `Endpoint.put`."""
+        if reads is not None and reads < 1:
+            raise ValueError(f"reads must be at least 1, not {reads}")
+        if ttl is not None and ttl <= 0:
+            raise ValueError(f"ttl must be positive, not {ttl}")
+        packed = _core.pack(obj)
+        stored = None if copy else self._engine.claim_in_place(packed, reads or 0, ttl or 0.0)
+        if stored is None:
+            stored = self._engine.store(packed, reads or 0, ttl or 0.0, 0, _INLINE_META, timeout)
+        if stored is None:
+            raise self._exhausted(packed.nbytes, "put")
+        claim, descriptor, meta = stored
+        return TensorRef(
+            id=claim,
+            owner=self._links.me,
+            address=self._address,
+            nbytes=packed.nbytes,
+            layout=_layout_of(packed),
+            meta=meta,
+            descriptors=dict.fromkeys(self._links.transports, descriptor),
+            _release=self.release,
+        )
+
+    def release(self, ref: TensorRef) -> None:
+        """As `Endpoint.release`."""
+        if ref.owner != self._links.me:
+            raise StaleRefError(
+                f"the handle belongs to {ref.owner}, and this is {self._links.me}",
+                peer=str(ref.owner),
+                hint="Release it in its owner's process",
+            )
+        self._engine.release(ref.id)
+
+    def get(self, ref: TensorRef, out: Any, like: str | None, timeout: float, stop: _core.Stop | None = None) -> Any:
+        """As `Endpoint.get`."""
+        link = self._links.fast(ref.owner.name)
+        if link is None or link.peer != ref.owner:
+            link = self._links.to_owner(ref.owner, ref.address, timeout)
+        connection = link.connection
+        descriptor = ref.descriptors.get(connection.transport)
+        if descriptor is None:
+            raise NoPathError(
+                f"the handle has no descriptor for {connection.transport}, only for {', '.join(ref.descriptors)}",
+                peer=str(ref.owner),
+            )
+        try:
+            if _core.claim_of(descriptor) != ref.id:
+                raise CorruptTransferError("the handle contradicts itself")
+            view = connection.map(descriptor, timeout)
+            if view is None:
+                raise NoPathError(f"{connection.transport} cannot map it", peer=str(ref.owner))
+            return view.unpack(ref.meta, like) if out is None else view.fill(ref.meta, out, stop, timeout)
+        except PeerLostError:
+            self._links.drop(ref.owner)
+            raise self._fail(self._links.lost(ref.owner, connection.transport, "get"), ref, "") from None
+        except TensorLinkError as error:
+            raise self._fail(error, ref, connection.transport) from None
+
+    def iget(self, ref: TensorRef, out: Any, like: str | None, timeout: float) -> Transfer:
+        """As `Endpoint.iget`."""
+        link = self._links.fast(ref.owner.name)
+        path = link.connection.transport if link is not None else ""
+        if out is None and link is not None and link.peer == ref.owner:
+            try:
+                return Finished(self.get(ref, None, like, timeout), path)
+            except Exception as error:
+                return Finished(None, path, error)
+        return Background(lambda stop: self.get(ref, out, like, timeout, stop), path)
+
+    def empty(self, shape: Sequence[int] | int, dtype: Any, device: str, like: str, timeout: float) -> Any:
+        """As `Endpoint.empty`."""
+        if device != "cpu":
+            raise TypeError(f"this version allocates on cpu, not on {device}")
+        dims = (shape,) if isinstance(shape, int) else tuple(int(d) for d in shape)
+        if any(d < 0 for d in dims):
+            raise ValueError(f"a shape has no negative dimensions: {dims}")
+        make = tensors.empty_maker(dtype, like)
+        nbytes = int(np.prod(dims, dtype=object)) * make.itemsize
+        memory = self._engine.empty(nbytes, timeout)
+        if memory is None:
+            raise self._exhausted(nbytes, "empty")
+        return make.over(memory, dims)
+
+    def _fail(self, error: TensorLinkError, ref: TensorRef, transport: str) -> TensorLinkError:
+        error.peer = error.peer or str(ref.owner)
+        error.transport = error.transport or transport or None
+        error.phase = error.phase or "get"
+        if isinstance(error, StaleRefError) and error.hint is None:
+            error.hint = "Ask its owner for a new handle"
+        self._failed(error)
+        return error
+
+
+def _layout_of(packed: _core.Packed) -> Layout | None:
+    """Layout of an object that is one tensor; None for a tree."""
+    single = packed.single()
+    return None if single is None else Layout(*single)
+
+

@@ -1,0 +1,220 @@
+"""One operation in flight: awaitable, waitable, cancellable."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+from tensorlink import _core
+from tensorlink.errors import TransferCancelledError, TransferTimeoutError
+
+_SLICE_S = 0.002
+
+
+class Transfer(ABC):
+    """What `isend`, `irecv`, `iget` and `ipull` return.
+
+    Any thread may wait for it, and any number of waiters get the same result. `path` names the transport.
+    """
+
+    path: str = ""
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether it has ended, in whatever way. Doesn't block; may do what is left to do."""
+
+    @abstractmethod
+    def wait(self, timeout: float | None = None) -> Any:
+        """Blocks until it has ended, and returns its result.
+
+        Raises: TransferTimeoutError: `timeout` seconds passed; the transfer itself goes on. What the operation raises.
+        """
+
+    @abstractmethod
+    def cancel(self) -> bool:
+        """Stops it; False: it had ended. Once this returns, nothing more is written to any buffer of the caller."""
+
+    def result(self) -> Any:
+        """The result of a transfer that is done. Raises: TransferTimeoutError: it isn't; what the operation raises."""
+        return self.wait(0)
+
+    @abstractmethod
+    def __await__(self) -> Generator[Any, None, Any]: ...
+
+
+class Finished(Transfer):
+    """One that needed no time: what it gave, or what it raised."""
+
+    def __init__(self, result: Any, path: str, error: BaseException | None = None) -> None:
+        self._result = result
+        self._error = error
+        self.path = path
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self, timeout: float | None = None) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def cancel(self) -> bool:
+        return False
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self.wait()
+        yield
+
+
+class Background(Transfer):
+    """One that runs on a thread of its own, since it may have to wait or to copy much.
+
+    `operation` gets the stop flag, and ends soon after it is set.
+    """
+
+    def __init__(self, operation: Callable[[_core.Stop], Any], path: str) -> None:
+        self.path = path
+        self._stop = _core.Stop()
+        self._operation: Callable[[_core.Stop], Any] | None = operation
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._wakers: list[Callable[[], None]] = []
+        self._result: Any = None
+        self._error: BaseException | None = None
+        threading.Thread(target=self._run, name="tensorlink-transfer", daemon=True).start()
+
+    def _run(self) -> None:
+        assert self._operation is not None
+        try:
+            self._result = self._operation(self._stop)
+        except BaseException as error:  # handed to whoever waits
+            self._error = error
+        self._operation = None  # it keeps the caller's tensors alive
+        with self._lock:
+            self._ended.set()
+            wakers, self._wakers = self._wakers, []
+        for wake in wakers:
+            wake()
+
+    def done(self) -> bool:
+        return self._ended.is_set()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        if not self._ended.wait(timeout):
+            raise TransferTimeoutError("the transfer has not ended", phase="wait")
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def cancel(self) -> bool:
+        if self._ended.is_set():
+            return False
+        self._stop.set()
+        self._ended.wait()
+        return isinstance(self._error, TransferCancelledError)
+
+    def _on_end(self, wake: Callable[[], None]) -> None:
+        with self._lock:
+            if not self._ended.is_set():
+                self._wakers.append(wake)
+                return
+        wake()
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        if not self.done():
+            yield from _event_of(self._on_end).__await__()
+        return self.wait(0)
+
+
+def _event_of(subscribe: Callable[[Callable[[], None]], None]) -> asyncio.Future[None]:
+    """A future of the running loop that `subscribe`'s callback resolves, from whatever thread."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+
+    def resolve() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    def wake() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(resolve)
+
+    subscribe(wake)
+    return future
+
+
+class Arrivals:
+    """Wakes coroutines that wait for messages, through the engine's event descriptor."""
+
+    def __init__(self, engine: _core.Engine) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._waiting: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+
+    async def next(self, ready: Callable[[], bool]) -> None:
+        """Returns when `ready()` holds; it is asked again after each arrival."""
+        loop = asyncio.get_running_loop()
+        self._engine.watch(True)
+        try:
+            while not ready():
+                future: asyncio.Future[None] = loop.create_future()
+                with self._lock:
+                    first = loop not in self._waiting
+                    self._waiting.setdefault(loop, []).append(future)
+                if first:
+                    loop.add_reader(self._engine.event_fd, self._on_event)
+                try:
+                    if ready():
+                        return
+                    await future
+                finally:
+                    self._forget(loop, future)
+        finally:
+            self._engine.watch(False)
+
+    def _forget(self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
+        with self._lock:
+            waiting = self._waiting[loop]
+            waiting.remove(future)
+            if waiting:
+                return
+            del self._waiting[loop]
+        loop.remove_reader(self._engine.event_fd)
+
+    def _on_event(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._engine.event_fd)
+        with self._lock:
+            everyone = [(loop, list(futures)) for loop, futures in self._waiting.items()]
+        for loop, futures in everyone:
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(_resolve, futures)
+
+
+def _resolve(futures: Sequence[asyncio.Future[None]]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)
+
+
+def wait(transfers: Sequence[Transfer], *, timeout: float | None, any: bool = False) -> list[Transfer]:
+    """Blocks until all transfers have ended, or one of them with `any=True`; returns those that have.
+
+    Raises: TransferTimeoutError: `timeout` seconds passed before. How each one ended is told by its `result()`.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while True:
+        pending = [transfer for transfer in transfers if not transfer.done()]
+        if not pending or (any and len(pending) < len(transfers)):
+            return [transfer for transfer in transfers if transfer not in pending]
+        left = _SLICE_S if deadline is None else min(deadline - time.monotonic(), _SLICE_S)
+        if left <= 0:
+            raise TransferTimeoutError(f"{len(pending)} of {len(transfers)} transfers have not ended", phase="wait")
+        with contextlib.suppress(Exception):
+            pending[0].wait(left)

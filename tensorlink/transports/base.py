@@ -1,0 +1,153 @@
+"""The contract of a transport: two small abstract classes.
+
+Values travel and resources never do: an address (`Transport.address`) and a descriptor (`Connection.expose`) are bytes
+that mean something to the same transport in another process; a connection, a view and a fetch belong to one process.
+`tensorlink.testing.TransportContract` checks all that is said here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from tensorlink import _core
+from tensorlink.types import Buffer, Link, PeerId
+
+
+class Mailbox(Protocol):
+    """An ordered channel to the same transport in the peer, which the endpoint provides."""
+
+    def send(self, message: bytes) -> None:
+        """Queues a message; doesn't block. Raises: PeerLostError."""
+
+    def recv(self, timeout: float) -> bytes:
+        """The next message. Raises: PeerLostError, TransferTimeoutError."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """The process that a transport lives in, and the engine that it may use."""
+
+    engine: _core.Engine
+    socket_path: str
+    """Unix socket of the engine."""
+    key: bytes
+    """What a peer must show there."""
+    host: str
+    """Identity of the host."""
+    pid: int
+
+
+class Fetch(Protocol):
+    """A copy from a peer's memory into ours, in progress."""
+
+    def wait(self, timeout: float) -> None:
+        """Until all bytes have arrived. Raises: TransferTimeoutError (the fetch is then fenced), what `fetch` says."""
+
+    def cancel(self) -> None:
+        """Stops it. Once this returns, not one byte more lands in any target. Idempotent; never raises."""
+
+
+class View(Protocol):
+    """A peer's bytes, readable in place until the view and all that was built from it are gone."""
+
+    nbytes: int
+
+    def addresses(self) -> list[tuple[int, int]]:
+        """(address, nbytes) of each span; read-only."""
+
+    def unpack(self, meta: bytes, like: str | None, copy: bool = False) -> Any:
+        """The object in it. Raises: CorruptTransferError, TypeError."""
+
+    def fill(self, meta: bytes, out: Any, stop: _core.Stop | None, timeout_s: float) -> Any:
+        """Fills the tensors of `out`. Raises: LayoutMismatchError, TransferTimeoutError, TransferCancelledError."""
+
+
+class Connection(ABC):
+    """Live state towards one incarnation of one peer. Methods may be called from any thread.
+
+    After the peer has gone, or `close`, or `abort`, every method but these two raises `PeerLostError` or
+    `ClosedError`; views that were opened before stay readable.
+    """
+
+    transport: str
+    peer: PeerId
+
+    @abstractmethod
+    def expose(self, buffers: Sequence[Buffer]) -> list[bytes]:
+        """Makes memory readable for the peer and returns a descriptor for each buffer.
+
+        The caller must not change the memory until `retract`. Raises: PoolExhaustedError.
+        """
+
+    @abstractmethod
+    def retract(self, descriptors: Sequence[bytes]) -> None:
+        """Ends what `expose` began: from now on the peer can begin no read of it. Idempotent; doesn't wait for readers."""
+
+    @abstractmethod
+    def fetch(self, pairs: Sequence[tuple[bytes, Buffer]]) -> Fetch:
+        """Begins to copy what the peer exposed into memory of ours, of at least that size, and returns at once.
+
+        Raises, here or from `wait`: StaleRefError: retracted, or never exposed; CorruptTransferError: no descriptor;
+        LayoutMismatchError: a target is too small; PeerLostError. What a target holds after a failure is unknown, but
+        nothing lands in it any more.
+        """
+
+    @abstractmethod
+    def map(self, descriptor: bytes, timeout: float) -> View | None:
+        """The exposed memory in place, with no copy; None where this transport or memory cannot do that.
+
+        Blocks at most `timeout` seconds. Raises: as `fetch`, and TransferTimeoutError.
+        """
+
+    @abstractmethod
+    def lane(self) -> _core.Connection | None:
+        """The ordered stream of messages of this connection, or None: they go over gRPC."""
+
+    @property
+    @abstractmethod
+    def up(self) -> bool:
+        """Whether the peer was there when last heard of. Doesn't block."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends it gracefully. Idempotent; a close that fails has still closed."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Ends it at once. After it returns no byte lands in any target, and the peer reads no more through it. Never raises."""
+
+
+class Transport(ABC):
+    """One way for bytes to travel. Made once for each endpoint; owns no thread of the caller's."""
+
+    name: ClassVar[str]
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    @abstractmethod
+    def links(self) -> tuple[Link, ...]:
+        """What it can do in this process, or why it can't (`Link.unavailable`). Doesn't block."""
+
+    @abstractmethod
+    def address(self) -> bytes:
+        """What a peer needs to connect here. Secret: it travels over the authenticated control channel only."""
+
+    @abstractmethod
+    def reaches(self, local: bytes, remote: bytes) -> str | None:
+        """None: the processes with these addresses reach each other. Else why not. Pure and symmetric."""
+
+    @abstractmethod
+    def connect(self, peer: PeerId, address: bytes, mailbox: Mailbox | None, timeout: float) -> Connection:
+        """Connects to a peer, within `timeout` seconds.
+
+        Raises: PeerLostError: nobody is there; PeerRestartedError: another incarnation is; AuthenticationError;
+        TransferTimeoutError.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends all its connections. Idempotent."""
