@@ -106,7 +106,7 @@ def test_a_stopped_coordinator_declares_nobody_down(member: Start, run_dir: Path
     watcher, a = member("w", **SHORT), member("a", **SHORT)
     incarnation = a.joined()
     watcher.joined()
-    watcher.wait(event="up", name="a") if watcher.call("known", "a") is None else None
+    eventually(lambda: watcher.call("peers") == ["a", "w"], "both are seen")
     (pid,) = coordinator_pids(run_dir)
     os.kill(pid, signal.SIGSTOP)
     stopped = time.monotonic()
