@@ -146,3 +146,20 @@ def test_a_lost_key_is_answered_with_join_again(run_dir: Path) -> None:
         stream.sendall(membership.lease_key)
         assert stream.recv(1) == b"\1"
     client.close()
+
+
+def test_a_stream_that_was_replaced_may_close(run_dir: Path) -> None:
+    client = ControlClient(Settings.load(), name="a", address="unix:/nowhere")
+    membership = client.join(30)
+    old, new = connect(membership.heartbeat_address), connect(membership.heartbeat_address)
+    with new:
+        with old:
+            for stream in (old, new):
+                stream.sendall(membership.lease_key)
+                assert stream.recv(1) == b"\0"
+        assert client.resolve("a", 5).name == "a"
+        new.sendall(membership.lease_key)
+        assert new.recv(1) == b"\0"
+    eventually(lambda: client.known("a") is None, "the last stream's close ends the lease", 3)
+    client.leave()
+    client.close()
