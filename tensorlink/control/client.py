@@ -108,7 +108,7 @@ class ControlClient:
         self._inbox.put(("rejoin", None, None))
 
     def leave(self) -> None:
-        """Tells the coordinator that this peer goes, and joins none again. Best effort within a second; never raises."""
+        """Tells the coordinator that this peer goes, and joins none again. Best effort within a second, no error."""
         if os.getpid() != self._pid:
             return
         with self._state:
