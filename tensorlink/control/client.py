@@ -76,6 +76,7 @@ class ControlClient:
         self._membership: Membership | None = None
         self._joins = 0
         self._failure: TensorLinkError | None = None
+        self._left = False
         self._closed = False
         self._inbox: queue.SimpleQueue[tuple[str, Link | None, Any]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._maintain, name=f"tensorlink-control-{name}", daemon=True)
@@ -107,10 +108,11 @@ class ControlClient:
         self._inbox.put(("rejoin", None, None))
 
     def leave(self) -> None:
-        """Tells the coordinator that this peer goes. Best effort, at most a second, never raises."""
+        """Tells the coordinator that this peer goes, and joins none again. Best effort within a second, no error."""
         if os.getpid() != self._pid:
             return
         with self._state:
+            self._left = True
             link, membership = self._link, self._membership
         if link is None or membership is None:
             return
@@ -313,7 +315,7 @@ class ControlClient:
             return "tick", None, None
 
     def _rejoin(self) -> None:
-        while not self._closed:
+        while not (self._closed or self._left):
             try:
                 membership = self._join_until(time.monotonic() + _JOIN_TRY_S)
             except (PeerLostError, TransferTimeoutError) as error:
@@ -335,10 +337,9 @@ class ControlClient:
                 events = self._view.down(wire.peer_from_pb(reply.change.peer), reply.change.reason)
             else:
                 events = self._view.up(wire.peer_from_pb(reply.change.peer))
-        self._deliver(events)
-        with self._state:
             self._seen_snapshot = True
             self._state.notify_all()
+        self._deliver(events)
 
     def _deliver(self, events: list[MembershipEvent]) -> None:
         others = [event for event in events if event.peer.name != self.name]

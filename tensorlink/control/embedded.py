@@ -105,17 +105,20 @@ def _spawn(path: Path, lock: int, *, token: str | None, lease_s: float) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TENSORLINK_")}
     if token:
         environment["TENSORLINK_TOKEN"] = token
-    with open(path.with_suffix(".log"), "wb", opener=_private) as words:
-        starter = subprocess.Popen(
-            [sys.executable, "-I", "-c", _BOOT, search, package, str(path), str(lock), str(lease_s)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=words,
-            pass_fds=(lock,),
-            start_new_session=True,
-            cwd="/",
-            env=environment,
-        )
+    try:
+        with open(path.with_suffix(".log"), "wb", opener=_private) as words:
+            starter = subprocess.Popen(
+                [sys.executable, "-I", "-c", _BOOT, search, package, str(path), str(lock), str(lease_s)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=words,
+                pass_fds=(lock,),
+                start_new_session=True,
+                cwd="/",
+                env=environment,
+            )
+    except OSError as error:
+        raise TransportError(f"cannot start the coordinator: {error}", code=error.errno, phase="join") from None
     starter.wait()  # it forks and exits at once
 
 

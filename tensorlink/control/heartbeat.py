@@ -19,7 +19,7 @@ from tensorlink.control.membership import KEY_BYTES, Membership
 EXTENDED, UNKNOWN = b"\x00", b"\x01"
 MAX_STREAMS = 4096
 _MAX_UNKNOWN = 8
-_MAX_BUFFERED = 64 * KEY_BYTES
+_MAX_BUFFERED = 16 * KEY_BYTES
 
 
 class HeartbeatServer:
@@ -28,6 +28,7 @@ class HeartbeatServer:
     def __init__(self, membership: Membership) -> None:
         self.membership = membership
         self.streams: set[_Stream] = set()
+        self.bearers: dict[bytes, _Stream] = {}  # lease key -> the stream that brought its last beat
         self._server: asyncio.Server | None = None
 
     async def listen_unix(self, path: Path) -> str:
@@ -64,15 +65,16 @@ class HeartbeatServer:
             stream.close()
 
 
-class _Stream(asyncio.Protocol):
-    """One peer's stream."""
+class _Stream(asyncio.BufferedProtocol):
+    """One peer's stream. It reads into a small buffer: asyncio's own of 256 KiB a read costs more than the beat."""
 
     def __init__(self, server: HeartbeatServer) -> None:
         self.key = b""
         self.heard = time.monotonic()
         self._server = server
         self._transport: asyncio.Transport | None = None
-        self._buffer = b""
+        self._buffer = bytearray(_MAX_BUFFERED)
+        self._filled = 0
         self._unknown = 0
         self._local = False
         self._pidfd = -1
@@ -103,21 +105,27 @@ class _Stream(asyncio.Protocol):
             except OSError:
                 pass  # no pidfd here: the closed stream and the lease remain
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return memoryview(self._buffer)[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
         assert self._transport is not None
-        self._buffer += data
-        if len(self._buffer) > _MAX_BUFFERED or self._transport.get_write_buffer_size() > _MAX_BUFFERED:
-            self.close()
-            return
-        whole = len(self._buffer) // KEY_BYTES * KEY_BYTES
-        keys, self._buffer = self._buffer[:whole], self._buffer[whole:]
+        self._filled += nbytes
+        whole = self._filled // KEY_BYTES * KEY_BYTES
         for at in range(0, whole, KEY_BYTES):
-            self._beat(keys[at : at + KEY_BYTES], self._transport)
+            self._beat(bytes(self._buffer[at : at + KEY_BYTES]), self._transport)
+        self._buffer[: self._filled - whole] = self._buffer[whole : self._filled]
+        self._filled -= whole
+        if self._transport.get_write_buffer_size() > _MAX_BUFFERED:
+            self.close()  # it doesn't read its answers
 
     def _beat(self, key: bytes, transport: asyncio.Transport) -> None:
         if transport.is_closing():
             return
         if self._server.membership.beat(key) is not None:
+            if key != self.key:
+                self._unbind()
+            self._server.bearers[key] = self
             self.key, self._unknown, self.heard = key, 0, time.monotonic()
             transport.write(EXTENDED)
             return
@@ -127,12 +135,16 @@ class _Stream(asyncio.Protocol):
             self.close()
 
     def _died(self) -> None:
-        self._end("its process died")
+        if self._unbind():
+            self._server.membership.end(self.key, "its process died")
         self.close()
 
-    def _end(self, reason: str) -> None:
-        if self.key:
-            self._server.membership.end(self.key, reason)
+    def _unbind(self) -> bool:
+        """Whether the lease hung on this stream; a peer that connected again has moved it to another."""
+        if self._server.bearers.get(self.key) is not self:
+            return False
+        del self._server.bearers[self.key]
+        return True
 
     def eof_received(self) -> bool:
         return False  # closes the transport
@@ -141,8 +153,8 @@ class _Stream(asyncio.Protocol):
         self._release_pidfd()
         if self in self._server.streams:
             self._server.streams.discard(self)
-            if self._local:
-                self._end("its heartbeat stream closed")
+            if self._unbind() and self._local:
+                self._server.membership.end(self.key, "its heartbeat stream closed")
 
     def close(self) -> None:
         """Ends the stream. Idempotent."""

@@ -63,11 +63,6 @@ def unix_target(path: Path) -> str:
     return "unix:" + quote(str(path), safe="/")
 
 
-def is_local(target: str) -> bool:
-    """Whether a target is a unix socket, which the mode of its directory protects."""
-    return target.startswith("unix:")
-
-
 def token_metadata(token: str | None) -> Metadata:
     """The metadata that carries the token on every call."""
     return ((TOKEN_KEY, (token or "").encode()),)

@@ -48,7 +48,7 @@ def _serves(process: Path, run_dir: Path) -> bool:
 
 
 class Member:
-    """A process that runs `control_member.py`. A wait looks at the lines that came after the one it found last."""
+    """A process that runs `control_member.py`. What it prints is kept for `wait`."""
 
     def __init__(self, name: str, **extra: str) -> None:
         self.name = name
@@ -60,7 +60,7 @@ class Member:
             text=True,
         )
         self._lines: list[dict[str, Any]] = []
-        self._read = 0
+        self._taken: set[int] = set()
         self._changed = threading.Condition()
         threading.Thread(target=self._pump, daemon=True).start()
 
@@ -79,7 +79,7 @@ class Member:
             self._changed.notify_all()
 
     def wait(self, timeout: float = DEADLINE_S, **match: Any) -> dict[str, Any]:
-        """The next line that has these fields (`...`: any value)."""
+        """The first line with these fields (`...`: any value) that no wait has returned before."""
 
         def fits(line: dict[str, Any]) -> bool:
             return all(key in line and value in (..., line[key]) for key, value in match.items())
@@ -87,13 +87,12 @@ class Member:
         deadline = time.monotonic() + timeout
         with self._changed:
             while True:
-                while self._read < len(self._lines):
-                    self._read += 1
-                    if fits(self._lines[self._read - 1]):
-                        return self._lines[self._read - 1]
-                assert self._changed.wait(max(deadline - time.monotonic(), 0)), (
-                    f"{self.name}: no {match} in {self._lines}"
-                )
+                for line in self._lines:
+                    if id(line) not in self._taken and fits(line):
+                        self._taken.add(id(line))
+                        return line
+                left = max(deadline - time.monotonic(), 0)
+                assert self._changed.wait(left), f"{self.name}: no {match} in {self._lines}"
 
     def lines(self) -> list[dict[str, Any]]:
         with self._changed:

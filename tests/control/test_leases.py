@@ -46,7 +46,7 @@ def test_death_is_seen_at_once_even_if_a_forked_child_keeps_the_stream(member: S
     began = time.monotonic()
     a.kill()
     watcher.wait(event="down", name="a")
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 3
     script = FORKING.format(folder=str(Path(__file__).parent))
     child = subprocess.Popen([sys.executable, "-c", script], env=environment(), stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
@@ -56,7 +56,7 @@ def test_death_is_seen_at_once_even_if_a_forked_child_keeps_the_stream(member: S
     child.kill()
     child.wait()
     assert watcher.wait(event="down", name="f")["reason"] == "its process died"
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 3
     os.kill(grandchild, signal.SIGKILL)
     child.stdout.close()
 
@@ -106,7 +106,7 @@ def test_a_stopped_coordinator_declares_nobody_down(member: Start, run_dir: Path
     watcher, a = member("w", **SHORT), member("a", **SHORT)
     incarnation = a.joined()
     watcher.joined()
-    watcher.wait(event="up", name="a") if watcher.call("known", "a") is None else None
+    eventually(lambda: watcher.call("peers") == ["a", "w"], "both are seen")
     (pid,) = coordinator_pids(run_dir)
     os.kill(pid, signal.SIGSTOP)
     stopped = time.monotonic()
@@ -145,4 +145,21 @@ def test_a_lost_key_is_answered_with_join_again(run_dir: Path) -> None:
         client.leave()
         stream.sendall(membership.lease_key)
         assert stream.recv(1) == b"\1"
+    client.close()
+
+
+def test_a_stream_that_was_replaced_may_close(run_dir: Path) -> None:
+    client = ControlClient(Settings.load(), name="a", address="unix:/nowhere")
+    membership = client.join(30)
+    old, new = connect(membership.heartbeat_address), connect(membership.heartbeat_address)
+    with new:
+        with old:
+            for stream in (old, new):
+                stream.sendall(membership.lease_key)
+                assert stream.recv(1) == b"\0"
+        assert client.resolve("a", 5).name == "a"
+        new.sendall(membership.lease_key)
+        assert new.recv(1) == b"\0"
+    eventually(lambda: client.known("a") is None, "the last stream's close ends the lease", 3)
+    client.leave()
     client.close()
