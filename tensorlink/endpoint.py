@@ -81,9 +81,9 @@ class Endpoint:
         try:
             membership = self._control.join(self.settings.timeout)
             self._links.me = PeerId(self.name, membership.incarnation)
-            self._server.incarnation = membership.incarnation
             self._engine.start(membership.incarnation)
             self._on_joined(membership)
+            self._server.incarnation = membership.incarnation  # from now on it answers a hello
             self._watcher.start()
         except BaseException:
             self.shutdown()

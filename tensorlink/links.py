@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tensorlink import _core
-from tensorlink.control import ControlClient, PeerClient
+from tensorlink.control import ControlClient, Hello, PeerClient
 from tensorlink.errors import (
     ClosedError,
     NoPathError,
@@ -23,6 +23,7 @@ from tensorlink.transports.base import Connection, Site, Transport
 from tensorlink.types import PeerId, PeerInfo
 
 _GONE_WAIT_S = 0.05
+_STARTING_S = 0.005
 PREFERENCE = ("local", "shm")
 """Fastest first; transports that are not named come after, by name."""
 
@@ -172,11 +173,7 @@ class Links:
     def _connect(self, peer: PeerId, address: str, deadline: float) -> PeerLink:
         client = PeerClient(address, peer=peer.name, me=self.me, token=self._settings.token)
         try:
-            hello = client.hello({}, self._left(deadline, peer, "hello"))
-            if hello.peer != peer:
-                raise self.lost(peer, phase="hello") if hello.peer.name == peer.name else PeerLostError(
-                    f"somebody else answers at its address: {hello.peer}", peer=str(peer), phase="hello"
-                )
+            hello = self._hello(client, peer, deadline)
             transport = self._choose(peer, hello.connect)
             connection = transport.connect(
                 peer, hello.connect[transport.name], None, self._left(deadline, peer, "connect")
@@ -194,6 +191,15 @@ class Links:
         with self._lock:
             self._links[peer.name] = link
         return link
+
+    def _hello(self, client: PeerClient, peer: PeerId, deadline: float) -> Hello:
+        while True:
+            hello = client.hello({}, self._left(deadline, peer, "hello"))
+            if hello.peer == peer:
+                return hello
+            if hello.peer.name != peer.name or hello.peer.incarnation:
+                raise PeerLostError(f"{hello.peer} answers at its address", peer=str(peer), phase="hello")
+            time.sleep(_STARTING_S)  # others see a peer a moment before it is ready
 
     def _choose(self, peer: PeerId, addresses: Mapping[str, bytes]) -> Transport:
         reasons = [f"{name}: {why}" for name, why in self.rejected.items()]
