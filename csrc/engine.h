@@ -60,14 +60,15 @@ class Engine {
   void deliver(const std::string& source, uint64_t incarnation, const char* frame, uint64_t n);
 
   // ----- waiting: until ready() holds, or the deadline. The caller has polled before and holds no lock.
+  // ready() may do what is waited for (take a message, send one): once it has held it isn't called again.
   template <class Ready>
   bool wait(Ready ready, int64_t deadline_ns) {
     if (spin(ready, deadline_ns)) return true;
     for (int64_t left; (left = deadline_ns - now_ns()) > 0;) {
+      bool done = false;
       // Where another thread is pumping, it may have passed the ring that our message is in: look again, don't sleep.
-      doorbell_->sleep(left, [&] { return !pump() || ready() || closed(); });
-      pump();
-      if (ready()) return true;
+      doorbell_->sleep(left, [&] { return !pump() || (done = ready()) || closed(); });
+      if (done || (pump(), ready())) return true;
       if (closed()) return false;
     }
     return ready();
