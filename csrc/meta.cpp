@@ -170,11 +170,15 @@ void Reader::next(Token& token) {
 
 void Reader::skip_key() {
   Token token;
-  for (uint64_t pending = 1; pending > 0; --pending) {
+  std::vector<uint64_t> left;  // of each tuple that is open
+  do {
     next(token);
-    if (token.tag == Tag::tuple) pending += token.count;
-    else if (token.tag >= Tag::handle) throw Corrupt("a key of a dict is no scalar");
-  }
+    if (token.tag >= Tag::handle && token.tag != Tag::tuple) throw Corrupt("a key of a dict is no scalar");
+    if (!left.empty()) --left.back();
+    if (token.tag == Tag::tuple) left.push_back(token.count);
+    if (left.size() > max_depth) throw Corrupt("a key of a dict is nested too deeply");
+    while (!left.empty() && left.back() == 0) left.pop_back();
+  } while (!left.empty());
 }
 
 void check_place(const LeafRecord& leaf, const uint64_t* sizes, size_t count) {

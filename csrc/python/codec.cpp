@@ -112,12 +112,12 @@ void bind_codec(nb::module_& module) {
              return meta.empty() ? nb::object(nb::none()) : nb::object(nb::bytes(meta.data(), meta.size()));
            },
            "extents"_a, "Meta that refers to the tensors where they lie, in [(address, nbytes)]; None: some lie elsewhere.");
-  module.def("pack", [](nb::object object, bool writable) { return pack(object.ptr(), writable); }, "object"_a, nb::kw_only(),
+  module.def("pack", [](nb::object object, bool writable) { return pack(object.ptr(), writable); }, "object"_a.none(), nb::kw_only(),
              "writable"_a = false, "Takes an object apart. Raises: TypeError, ValueError; LayoutMismatchError if `writable`.");
   module.def("unpack", unpack_buffer, "meta"_a, "buffer"_a, "like"_a = nb::none(), "copy"_a = true,
              "The object of `meta` with its payload in `buffer`. Raises: CorruptTransferError, TypeError.");
   module.def("describe", describe, "meta"_a, "(path, shape, dtype, nbytes, index of the tensor it repeats or None) a tensor.");
-  module.def("fill", fill, "meta"_a, "buffer"_a, "out"_a,
+  module.def("fill", fill, "meta"_a, "buffer"_a, "out"_a.none(),
              "Fills the tensors of `out` and returns its tree with the scalars of the message. Raises: LayoutMismatchError.");
   module.def("meta_frameworks", [](nb::bytes meta, nb::object like) { return meta_frameworks(meta.c_str(), meta.size(), like.ptr()); },
              "meta"_a, "like"_a = nb::none(), "Bits: 1 numpy, 2 torch; what `unpack` would build.");

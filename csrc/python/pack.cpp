@@ -204,9 +204,8 @@ class Packer {
       stand_in = nb::borrow(known->second);
     } else {
       const std::string where = path();
-      stand_in = nb::steal(PyObject_CallFunction(imported("tensorlink.tensors", "canonical", &adapter), "Os#O", object,
-                                                 where.c_str(), static_cast<Py_ssize_t>(where.size()),
-                                                 writable_ ? Py_True : Py_False));
+      stand_in = nb::steal(PyObject_CallFunction(imported("tensorlink.tensors", "canonical", &adapter), "OsO", object,
+                                                 where.c_str(), writable_ ? Py_True : Py_False));
       if (!stand_in.is_valid()) throw nb::python_error();
       out_.kept.push_back(nb::borrow(object).release().ptr());  // so that its address stays its own
       out_.kept.push_back(nb::borrow(stand_in).release().ptr());
