@@ -66,7 +66,12 @@ def test_many_differences_are_counted() -> None:
 def test_what_cannot_be_filled() -> None:
     read_only = np.zeros(3)
     read_only.flags.writeable = False
-    for out in [read_only, np.zeros(3, ">f8"), np.broadcast_to(np.zeros(1), 3), torch.zeros(1, dtype=torch.float64).expand(3)]:
+    for out in [
+        read_only,
+        np.zeros(3, ">f8"),
+        np.broadcast_to(np.zeros(1), 3),
+        torch.zeros(1, dtype=torch.float64).expand(3),
+    ]:
         with pytest.raises(LayoutMismatchError, match="obj"):
             fill(np.ones(3), out)
     with pytest.raises(LayoutMismatchError, match="obj"):

@@ -18,8 +18,12 @@ from tensorlink.errors import CorruptTransferError
 SHARED = torch.arange(4.0)
 BASE = np.arange(24.0).reshape(4, 6)
 VALID = [
-    _core.pack({"a": SHARED, "b": [np.ones((2, 3), "f2"), None, 2**90, -5, 1.5, "text"], ("k", 1): (SHARED, b"x", True)}).meta,
-    _core.pack([np.ones(1, ml_dtypes.bfloat16), torch.empty(0, 5), {1: {2: {3: torch.tensor(1, dtype=torch.uint8)}}}]).meta,
+    _core.pack(
+        {"a": SHARED, "b": [np.ones((2, 3), "f2"), None, 2**90, -5, 1.5, "text"], ("k", 1): (SHARED, b"x", True)}
+    ).meta,
+    _core.pack(
+        [np.ones(1, ml_dtypes.bfloat16), torch.empty(0, 5), {1: {2: {3: torch.tensor(1, dtype=torch.uint8)}}}]
+    ).meta,
     _core.pack(BASE[::-1, ::2]).meta_in_place([(BASE.ctypes.data, BASE.nbytes)]),
 ]
 PAYLOAD = np.zeros(512, np.uint8)
@@ -54,7 +58,12 @@ def test_random_nodes(data: bytes, frameworks: int, leaves: int) -> None:
 
 
 @settings(max_examples=400, deadline=None)
-@given(st.sampled_from(VALID), st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=4), st.integers(0, 400), st.binary(max_size=12))
+@given(
+    st.sampled_from(VALID),
+    st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=4),
+    st.integers(0, 400),
+    st.binary(max_size=12),
+)
 def test_mutations(meta: bytes, changes: list[tuple[int, int]], cut: int, insert: bytes) -> None:
     mutated = bytearray(meta)
     for at, value in changes:
@@ -125,7 +134,25 @@ def test_hostile(case: str, copy: bool) -> None:
         _core.unpack(HOSTILE[case], PAYLOAD, copy=copy)
 
 
-@pytest.mark.parametrize("case", [c for c in HOSTILE if c not in ("key twice", "utf-8", "extent", "offset", "offset beyond", "size", "negative stride", "huge stride", "smallest stride")])
+@pytest.mark.parametrize(
+    "case",
+    [
+        c
+        for c in HOSTILE
+        if c
+        not in (
+            "key twice",
+            "utf-8",
+            "extent",
+            "offset",
+            "offset beyond",
+            "size",
+            "negative stride",
+            "huge stride",
+            "smallest stride",
+        )
+    ],
+)
 def test_hostile_to_describe(case: str) -> None:
     """Without a payload all that can be checked is checked."""
     with pytest.raises(CorruptTransferError):

@@ -96,7 +96,17 @@ def test_nothing_leaks() -> None:
             _core.unpack(packed.meta, payload, like="no such")
 
     def counts() -> list[int]:
-        watched: list[Any] = [tensor, array, key, None, np.dtype("f8"), torch.float32, out["f"], torch.Tensor, np.ndarray]
+        watched: list[Any] = [
+            tensor,
+            array,
+            key,
+            None,
+            np.dtype("f8"),
+            torch.float32,
+            out["f"],
+            torch.Tensor,
+            np.ndarray,
+        ]
         return [sys.getrefcount(x) for x in watched]
 
     for _ in range(50):

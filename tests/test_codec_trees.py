@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections import OrderedDict, defaultdict, namedtuple
 from typing import Any
 
@@ -17,14 +18,22 @@ from tensorlink import _core
 from tensorlink.types import Layout, PeerId, TensorRef
 
 scalars = (
-    st.none() | st.booleans() | st.integers() | st.integers(-(2**64), 2**64) | st.floats() | st.text() | st.binary()
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-(2**64), 2**64)
+    | st.floats()
+    | st.text()
+    | st.binary()
     | st.text(st.characters())
 )
 keys = st.recursive(scalars, lambda inner: st.tuples(inner, inner), max_leaves=3)
 arrays = hnp.arrays(st.sampled_from(["f4", "i8", "?", "c8"]), hnp.array_shapes(min_dims=0, min_side=0, max_side=3))
 trees = st.recursive(
     scalars | arrays,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4) | st.lists(inner, max_size=4).map(tuple),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4) | st.lists(inner, max_size=4).map(tuple)
+    ),
     max_leaves=25,
 )
 
@@ -44,7 +53,7 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, float):
-        return np.float64(a).tobytes() == np.float64(b).tobytes() or a != a and b != b
+        return np.float64(a).tobytes() == np.float64(b).tobytes() or (math.isnan(a) and math.isnan(b))
     return bool(a == b)
 
 
@@ -65,7 +74,7 @@ def test_surrogates() -> None:
 
 
 def test_subclasses_travel_as_their_base() -> None:
-    Pair = namedtuple("Pair", "a b")  # noqa: PYI024
+    Pair = namedtuple("Pair", "a b")
     ordered = OrderedDict(a=1, b=2)
     ordered.move_to_end("a")
     got = round_trip([Pair(1, 2), ordered, defaultdict(list, x=[1]), torch.Size([2, 3]), np.str_("s")])
@@ -159,7 +168,9 @@ def test_handles() -> None:
 
 
 def test_describe() -> None:
-    meta = _core.pack({"layers": [torch.zeros(2, 3), {1: np.zeros(4, "u1"), (1, "x"): 5, "it's": torch.zeros(())}]}).meta
+    meta = _core.pack(
+        {"layers": [torch.zeros(2, 3), {1: np.zeros(4, "u1"), (1, "x"): 5, "it's": torch.zeros(())}]}
+    ).meta
     assert _core.describe(meta) == [
         ("obj['layers'][0]", (2, 3), "float32", 24, None),
         ("obj['layers'][1][1]", (4,), "uint8", 4, None),

@@ -56,7 +56,8 @@ class Matcher {
 
   void dicts(uint32_t a, uint32_t b) {
     // Most often both have the same keys in the same order.
-    for (; a != Tree::nil && b != Tree::nil && message_.key(a) == out_.key(b); a = message_.nodes[a].next, b = out_.nodes[b].next)
+    for (; a != Tree::nil && b != Tree::nil && message_.key(a) == out_.key(b);
+         a = message_.nodes[a].next, b = out_.nodes[b].next)
       match(a, b);
     std::unordered_map<std::string_view, uint32_t> rest;
     for (; b != Tree::nil; b = out_.nodes[b].next) rest.emplace(out_.key(b), b);
@@ -94,17 +95,21 @@ class Matcher {
   }
 
   void missing(uint32_t node) {
-    each(message_, node, [&](uint32_t i, const std::string& layout) { add(message_.path(i) + ": missing in out, " + layout + " arrived"); });
+    each(message_, node, [&](uint32_t i, const std::string& layout) {
+      add(message_.path(i) + ": missing in out, " + layout + " arrived");
+    });
   }
   void extra(uint32_t node) {
-    each(out_, node, [&](uint32_t i, const std::string& layout) { add(out_.path(i) + ": only in out (" + layout + ")"); });
+    each(out_, node,
+         [&](uint32_t i, const std::string& layout) { add(out_.path(i) + ": only in out (" + layout + ")"); });
   }
 
   // Calls with every tensor of a subtree, which is consecutive: the nodes are in pre-order.
   template <class Call>
   void each(const Tree& tree, uint32_t root, Call call) {
     uint32_t end = root, node = root;
-    for (; node != Tree::nil && tree.nodes[node].next == Tree::nil; node = tree.nodes[node].parent) {}
+    for (; node != Tree::nil && tree.nodes[node].next == Tree::nil; node = tree.nodes[node].parent) {
+    }
     end = node == Tree::nil ? static_cast<uint32_t>(tree.nodes.size()) : tree.nodes[node].next;
     for (uint32_t i = root; i < end; ++i)
       if (is_tensor(tree.nodes[i].tag)) call(i, describe(tree, tree.leaves[tree.nodes[i].leaf]));
@@ -160,8 +165,10 @@ Outcome FillPlan::run(const Extent* extents, size_t count, const std::atomic<boo
       continue;
     }
     pieces.clear();
-    StridedCopy(data, target.dense ? nullptr : out_.strides(target), bytes, source.strided ? tree_.strides(source) : nullptr,
-                tree_.shape(source), source.ndim, itemsize(source.dtype)).split(piece_nbytes, pieces);
+    StridedCopy(data, target.dense ? nullptr : out_.strides(target), bytes,
+                source.strided ? tree_.strides(source) : nullptr, tree_.shape(source), source.ndim,
+                itemsize(source.dtype))
+        .split(piece_nbytes, pieces);
     for (const StridedCopy& piece : pieces) {
       if (Outcome outcome = halted(piece.nbytes()); outcome != Outcome::done) return outcome;
       piece.run();
