@@ -2,7 +2,6 @@
 #include <cstring>
 #include <ctime>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "copy.h"
 #include "python/codec.h"
@@ -23,7 +22,11 @@ int64_t now_ns() {
 // Pairs the tensors of a message with those of `out` by their place in the tree; scalars are ignored.
 class Matcher {
  public:
-  Matcher(const Tree& message, const Tree& out) : message_(message), out_(out) {}
+  Matcher(const Tree& message, const Tree& out)
+      : target_of(message.nodes.size(), Tree::nil),
+        message_(message),
+        out_(out),
+        source_of_(out.leaves.size(), Tree::nil) {}
 
   void run() { match(0, 0); }
 
@@ -35,7 +38,7 @@ class Matcher {
   }
 
   std::vector<std::pair<uint32_t, uint32_t>> copies;
-  std::unordered_map<uint32_t, uint32_t> target_of;  // node of the message to leaf of `out`
+  std::vector<uint32_t> target_of;  // node of the message to leaf of `out`
 
  private:
   void match(uint32_t a, uint32_t b) {  // depth: at most max_depth, checked when the trees were read
@@ -79,19 +82,15 @@ class Matcher {
   void tensors(uint32_t a, uint32_t b) {
     const uint32_t from = message_.nodes[a].leaf, to = out_.nodes[b].leaf;
     const Tree::Leaf &source = message_.leaves[from], &target = out_.leaves[to];
-    const std::string sent = describe(message_, source), given = describe(out_, target);
     if (source.dtype != target.dtype || source.ndim != target.ndim ||
-        std::memcmp(message_.shape(source), out_.shape(target), sizeof(int64_t) * source.ndim) != 0) {
-      add(message_.path(a) + ": " + sent + " arrived, out has " + given);
-      return;
-    }
-    auto [known, fresh] = source_of_.emplace(to, from);
-    if (!fresh && known->second != from) {
-      add(message_.path(a) + " shares its tensor with another place in out, but two different ones arrived");
-      return;
-    }
+        std::memcmp(message_.shape(source), out_.shape(target), sizeof(int64_t) * source.ndim) != 0)
+      return add(message_.path(a) + ": " + describe(message_, source) + " arrived, out has " + describe(out_, target));
+    if (source_of_[to] == Tree::nil)
+      copies.emplace_back(from, to);
+    else if (source_of_[to] != from)
+      return add(message_.path(a) + " shares its tensor with another place in out, but two different ones arrived");
+    source_of_[to] = from;
     target_of[a] = to;
-    if (pairs_.insert(uint64_t{from} << 32 | to).second) copies.emplace_back(from, to);
   }
 
   void missing(uint32_t node) {
@@ -125,8 +124,7 @@ class Matcher {
 
   const Tree &message_, &out_;
   std::vector<std::string> lines_;
-  std::unordered_map<uint32_t, uint32_t> source_of_;  // leaf of `out` to the leaf that fills it
-  std::unordered_set<uint64_t> pairs_;
+  std::vector<uint32_t> source_of_;  // leaf of `out` to the leaf that fills it; nil: none yet
 };
 
 }  // namespace
@@ -139,7 +137,7 @@ FillPlan::FillPlan(const char* meta, size_t nbytes, const Packed& out) : meta_(m
   if (!differences_.empty()) return;
   copies_ = std::move(matcher.copies);
   for (uint32_t i = 0; i < tree_.nodes.size(); ++i)
-    if (is_tensor(tree_.nodes[i].tag)) targets_.push_back(matcher.target_of.at(i));
+    if (is_tensor(tree_.nodes[i].tag)) targets_.push_back(matcher.target_of[i]);
 }
 
 Outcome FillPlan::run(const Extent* extents, size_t count, const std::atomic<bool>& stop, int64_t deadline_ns) const {
