@@ -23,7 +23,7 @@ int64_t now_ns() {
 // Pairs the tensors of a message with those of `out` by their place in the tree; scalars are ignored.
 class Matcher {
  public:
-  Matcher(const Tree& message, const Tree& out) : message_(message), out_(out) {}
+  Matcher(const Tree& message, const Tree& out, const Wording& wording) : message_(message), out_(out), words_(wording) {}
 
   void run() { match(0, 0); }
 
@@ -78,15 +78,14 @@ class Matcher {
   void tensors(uint32_t a, uint32_t b) {
     const uint32_t from = message_.nodes[a].leaf, to = out_.nodes[b].leaf;
     const Tree::Leaf &source = message_.leaves[from], &target = out_.leaves[to];
-    const std::string sent = describe(message_, source), given = describe(out_, target);
     if (source.dtype != target.dtype || source.ndim != target.ndim ||
         std::memcmp(message_.shape(source), out_.shape(target), sizeof(int64_t) * source.ndim) != 0) {
-      add(message_.path(a) + ": " + sent + " arrived, out has " + given);
+      add(path(message_, a) + ": " + describe(message_, source) + " " + words_.source + ", " + words_.target + " has " + describe(out_, target));
       return;
     }
     auto [known, fresh] = source_of_.emplace(to, from);
     if (!fresh && known->second != from) {
-      add(message_.path(a) + " shares its tensor with another place in out, but two different ones arrived");
+      add(path(message_, a) + " shares its tensor with another place in " + words_.target + ", but two different ones " + words_.source);
       return;
     }
     target_of[a] = to;
@@ -94,10 +93,12 @@ class Matcher {
   }
 
   void missing(uint32_t node) {
-    each(message_, node, [&](uint32_t i, const std::string& layout) { add(message_.path(i) + ": missing in out, " + layout + " arrived"); });
+    each(message_, node, [&](uint32_t i, const std::string& layout) {
+      add(path(message_, i) + ": missing in " + words_.target + ", " + layout + " " + words_.source);
+    });
   }
   void extra(uint32_t node) {
-    each(out_, node, [&](uint32_t i, const std::string& layout) { add(out_.path(i) + ": only in out (" + layout + ")"); });
+    each(out_, node, [&](uint32_t i, const std::string& layout) { add(path(out_, i) + ": only in " + words_.target + " (" + layout + ")"); });
   }
 
   // Calls with every tensor of a subtree, which is consecutive: the nodes are in pre-order.
@@ -116,9 +117,12 @@ class Matcher {
     return text + (leaf.ndim == 1 ? ",)" : ")");
   }
 
+  std::string path(const Tree& tree, uint32_t node) const { return words_.object + tree.path(node).substr(3); }  // it begins with "obj"
+
   void add(std::string line) { lines_.push_back(std::move(line)); }
 
   const Tree &message_, &out_;
+  const Wording words_;
   std::vector<std::string> lines_;
   std::unordered_map<uint32_t, uint32_t> source_of_;  // leaf of `out` to the leaf that fills it
   std::unordered_set<uint64_t> pairs_;
@@ -126,9 +130,10 @@ class Matcher {
 
 }  // namespace
 
-FillPlan::FillPlan(const char* meta, size_t nbytes, const Packed& out) : meta_(meta, nbytes), out_(out), tree_(meta_) {
+FillPlan::FillPlan(const char* meta, size_t nbytes, const Packed& out, const Wording& wording)
+    : meta_(meta, nbytes), out_(&out), tree_(meta_) {
   const Tree out_tree(out.meta);
-  Matcher matcher(tree_, out_tree);
+  Matcher matcher(tree_, out_tree, wording);
   matcher.run();
   differences_ = matcher.text();
   if (!differences_.empty()) return;
@@ -151,7 +156,7 @@ Outcome FillPlan::run(const Extent* extents, size_t count, const std::atomic<boo
   std::vector<StridedCopy> pieces;
   for (auto [from, to] : copies_) {
     const Tree::Leaf& source = tree_.leaves[from];
-    const PackedLeaf& target = out_.leaves[to];
+    const PackedLeaf& target = out_->leaves[to];
     char* data = const_cast<char*>(target.data);  // checked when `out` was packed as writable
     const char* bytes = extents[source.extent].data + source.offset;
     if (source.nbytes <= piece_nbytes && !source.strided && target.dense) {
@@ -160,7 +165,7 @@ Outcome FillPlan::run(const Extent* extents, size_t count, const std::atomic<boo
       continue;
     }
     pieces.clear();
-    StridedCopy(data, target.dense ? nullptr : out_.strides(target), bytes, source.strided ? tree_.strides(source) : nullptr,
+    StridedCopy(data, target.dense ? nullptr : out_->strides(target), bytes, source.strided ? tree_.strides(source) : nullptr,
                 tree_.shape(source), source.ndim, itemsize(source.dtype)).split(piece_nbytes, pieces);
     for (const StridedCopy& piece : pieces) {
       if (Outcome outcome = halted(piece.nbytes()); outcome != Outcome::done) return outcome;
