@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from tensorlink import _core
 from tensorlink.api import current
@@ -134,7 +134,7 @@ class WeightPublisher:
                 self._release(0)
                 endpoint._withdraw(_service(self.name))
 
-    def __enter__(self) -> WeightPublisher:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -256,7 +256,7 @@ class WeightSubscriber:
         """Ends it; `into` stays as it is. Idempotent."""
         self._closed = True
 
-    def __enter__(self) -> WeightSubscriber:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
