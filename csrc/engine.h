@@ -52,6 +52,7 @@ class Engine {
   Claims& claims() { return claims_; }
   // Publishes a version on the board. False: the board is full or the name too long.
   bool publish(const std::string& name, uint64_t version, const std::string& descriptor);
+  bool published(const std::string& name, Notice& notice);
 
   // ----- messages
   Inbox& inbox() { return inbox_; }
