@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
 from tensorlink.errors import CorruptTransferError, StaleRefError
 from tensorlink.protocol import handle_pb2
-
 
 MAX_NBYTES = 2**63 - 1
 MAX_NDIM = 64  # the most that numpy and torch have
@@ -164,7 +165,7 @@ class TensorRef:
         message = handle_pb2.Handle()
         try:
             message.ParseFromString(bytes(data))
-        except Exception as error:
+        except (DecodeError, ValueError) as error:
             raise CorruptTransferError(f"these {len(data)} bytes are no handle: {error}") from None
         layout = None
         if message.HasField("layout"):

@@ -1,4 +1,4 @@
-"""The layers of the package as data, and a checker that reads a module's AST against them. See docs/design.md, Layers."""
+"""The layers of the package as data, and a checker that holds a module's AST against them (docs/design.md, Layers)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,18 @@ OPTIONAL = {"torch", "ml_dtypes", "ray"}  # imported inside functions only: the 
 
 # Calls that a module may make while it is imported: they declare, and touch nothing outside.
 DECLARATIONS = {
-    *("ContextVar", "Literal", "Lock", "MappingProxyType", "NewType", "ParamSpec", "Path", "Struct", "TypeVar", "Typer"),
+    *(
+        "ContextVar",
+        "Literal",
+        "Lock",
+        "MappingProxyType",
+        "NewType",
+        "ParamSpec",
+        "Path",
+        "Struct",
+        "TypeVar",
+        "Typer",
+    ),
     *("cast", "compile", "dataclass", "field", "frozenset", "getLogger", "namedtuple", "property", "tuple", "Option"),
     *("Argument", "command", "callback", "wraps", "overload", "dict", "set"),
 }
@@ -169,9 +180,8 @@ def _work_at_import(body: list[ast.stmt]) -> Iterator[tuple[int, str]]:
             name = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
             if name not in DECLARATIONS:
                 yield node.lineno, f"works while it is imported: calls {name}"
-        elif isinstance(node, ast.For | ast.While | ast.With | ast.Await | ast.ListComp | ast.SetComp | ast.DictComp):
-            if not isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp):
-                yield node.lineno, f"works while it is imported: {type(node).__name__.lower()}"
+        elif isinstance(node, ast.For | ast.While | ast.With):
+            yield node.lineno, f"works while it is imported: {type(node).__name__.lower()}"
 
 
 def _globals(module: str, tree: ast.Module) -> Iterator[tuple[int, str]]:

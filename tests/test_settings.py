@@ -128,7 +128,9 @@ def test_memory_limit_is_the_smallest_on_the_way_up(tmp_path: Path) -> None:
     write(groups / "job" / "task" / "memory.max", f"{GIB}\n")
     write(groups / "other" / "memory.max", "4096\n")
     assert memory_limit_bytes(groups, write(tmp_path / "own", "0::/job/task\n")) == GIB // 2
-    assert memory_limit_bytes(groups, write(tmp_path / "own", "0::/elsewhere\n")) == memory_limit_bytes(tmp_path / "none")
+    assert memory_limit_bytes(groups, write(tmp_path / "own", "0::/elsewhere\n")) == memory_limit_bytes(
+        tmp_path / "none"
+    )
 
 
 def test_memory_limit_of_an_older_cgroup(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pickle
 from dataclasses import FrozenInstanceError, replace
 
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tensorlink.errors import CorruptTransferError, StaleRefError
@@ -86,14 +86,11 @@ def test_release_calls_the_owner_and_does_not_travel() -> None:
     with ref as entered:
         assert entered is ref
     assert released == [ref]
-    with pytest.raises(StaleRefError, match="endpoint.release"):
+    with pytest.raises(StaleRefError, match=r"endpoint\.release"):
         pickle.loads(pickle.dumps(ref)).release()
 
 
-@given(st.binary(max_size=300))
-@example(b"")
-@example(REF.to_bytes()[:-1])
-def test_parser_takes_any_bytes(data: bytes) -> None:
+def parse(data: bytes) -> None:
     """Either a handle, which then writes itself again, or the one typed error."""
     try:
         ref = TensorRef.from_bytes(data)
@@ -102,15 +99,20 @@ def test_parser_takes_any_bytes(data: bytes) -> None:
     assert TensorRef.from_bytes(ref.to_bytes()) == ref
 
 
+@given(st.binary(max_size=300))
+@example(b"")
+def test_parser_takes_any_bytes(data: bytes) -> None:
+    parse(data)
+
+
 @given(REFS, st.data())
 def test_parser_takes_damaged_handles(ref: TensorRef, data: st.DataObject) -> None:
     original = ref.to_bytes()
     damaged = bytearray(original)
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
-    assume(damaged != original)
-    test_parser_takes_any_bytes.hypothesis.inner_test(bytes(damaged))  # type: ignore[attr-defined]
-    test_parser_takes_any_bytes.hypothesis.inner_test(original[: data.draw(st.integers(0, len(original) - 1))])  # type: ignore[attr-defined]
+    parse(bytes(damaged))
+    parse(original[: data.draw(st.integers(0, len(original) - 1))])
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
@@ -123,13 +125,13 @@ def forged(**changes: object) -> bytes:
     message.ParseFromString(REF.to_bytes())
     for name, value in changes.items():
         if name in ("shape", "dtype", "itemsize"):
-            message.layout.ClearField(name)  # type: ignore[arg-type]
+            message.layout.ClearField(name)
             if isinstance(value, list):
                 message.layout.shape.extend(value)
             else:
                 setattr(message.layout, name, value)
         elif value is None:
-            message.ClearField(name)  # type: ignore[arg-type]
+            message.ClearField(name)
         else:
             setattr(message, name, value)
     return message.SerializeToString()
