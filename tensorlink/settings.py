@@ -113,7 +113,7 @@ class Settings:
             raise ValueError(f"log must name a level such as 'INFO', not {self.log!r}")
         if not NAMESPACE.fullmatch(self.namespace):  # becomes part of a path
             raise ValueError(
-                f"namespace must be 1 to 64 letters, digits, '-', '_' or '.', with no leading '.', not {self.namespace!r}"
+                f"namespace must be 1 to 64 letters, digits, '-', '_' or '.', not '.' first, not {self.namespace!r}"
             )
 
     def allows(self, transport: str) -> bool:

@@ -1,8 +1,8 @@
 """What a process has that it could leave behind: children, threads, file descriptors, memory files and their mappings.
 
 No allowance is needed for gRPC, whose threads and descriptors end with its last channel and server (tried with 1.85,
-plain and asyncio), nor for OpenMP in torch and BLAS in numpy, whose idle workers would stay: conftest.py sets one thread
-a pool.
+plain and asyncio), nor for OpenMP in torch and BLAS in numpy, whose idle workers would stay: conftest.py sets one
+thread a pool.
 The resource tracker of multiprocessing lives as long as the process, so conftest.py starts it first.
 """
 

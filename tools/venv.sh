@@ -39,7 +39,7 @@ fi
 
 # One line for each extra that is installed; all of them go when what they were made from changes.
 wanted=$(cat pyproject.toml constraints.txt | sha256sum | cut -d' ' -f1)
-if ! grep -qsx "$extra $wanted" $venv/.installed; then
+if ! grep -qsxE "($extra|dev) $wanted" $venv/.installed; then # dev has all
     command -v "${CXX:-c++}" >/dev/null || { echo "tools/venv.sh: no C++ compiler (Debian: g++)" >&2; exit 1; }
     echo "installing tensorlink[$extra] and building its core (minutes the first time)"
     pip() { $venv/bin/python -m pip --no-input --disable-pip-version-check install --quiet --constraint constraints.txt "$@"; }
