@@ -115,7 +115,7 @@ class Display:
 
 
 INK, MUTED, GRID = "#1c2733", "#6b7785", "#e6e9ed"
-BLUE, TEAL, ORANGE = "#2563c9", "#1a9a8a", "#d9651f"
+BLUE, TEAL, ORANGE, RED = "#2563c9", "#1a9a8a", "#c77a0a", "#c0392b"
 
 
 def draw(series: Series, summary: dict[str, Any], path: Path) -> None:
@@ -125,75 +125,60 @@ def draw(series: Series, summary: dict[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    steps = series["step"]
     fig, (top, bottom) = plt.subplots(2, 1, figsize=(9, 7), height_ratios=(3, 2), sharex=True, layout="constrained")
-    _reward_panel(top, series, summary["target"])
-    _sync_panel(bottom, series)
+    _reward_panel(top, series, summary)
+    _sync_panel(bottom, series, summary)
     for axes in (top, bottom):
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.spines["bottom"].set_color(GRID)
-        axes.tick_params(length=0, colors=MUTED)
+        axes.tick_params(which="both", length=0, colors=MUTED)
         axes.grid(axis="y", color=GRID, linewidth=0.8)
         axes.set_axisbelow(True)
         axes.margins(x=0.01)
-    for before, after, step in zip(series["restarts"], series["restarts"][1:], steps[1:], strict=False):
-        if after > before:
-            top.axvline(step, color=ORANGE, linewidth=1, linestyle=(0, (3, 2)))
-            bottom.axvline(step, color=ORANGE, linewidth=1, linestyle=(0, (3, 2)))
-            top.annotate(" worker killed,\n started again", (step, 0.04), color=ORANGE, fontsize=9)
-    bottom.set_xlabel("training step (= version of the weights)", color=MUTED)
+        for step, before, after in zip(series["step"][1:], series["restarts"], series["restarts"][1:], strict=False):
+            if after > before:
+                axes.axvline(step, color=RED, linewidth=1, linestyle=(0, (3, 2)))
+                if axes is top:
+                    side = "left" if step < len(series["step"]) / 4 else "right"
+                    note = " a worker was killed \n and started again "
+                    axes.annotate(note, (step, 0.87), ha=side, va="top", color=RED, fontsize=9)
+    bottom.set_xlabel("training step", color=MUTED)
     fig.savefig(path, dpi=150)
     plt.close(fig)
 
 
-def _reward_panel(axes: Any, series: Series, target: float) -> None:
+def _reward_panel(axes: Any, series: Series, summary: dict[str, Any]) -> None:
     steps, workers = series["step"], len({name for names in series["workers"] for name in names})
-    axes.set_title("Learning to sort five digits from a reward alone", loc="left", color=INK, fontweight="bold", pad=24)
-    axes.text(
-        0,
-        1.03,
-        f"one trainer, {workers} rollout worker{'s' * (workers > 1)}; mean over the rollouts of each step",
-        transform=axes.transAxes,
-        color=MUTED,
-        fontsize=10,
+    told = (
+        f"one trainer, {workers} rollout worker{'s' if workers > 1 else ''}; mean over the answers sampled at each step"
     )
-    axes.axhline(target, color=MUTED, linewidth=1, linestyle=(0, (1, 2)))
-    for name, key, color in (("digits in place (reward)", "reward", BLUE), ("answers all right", "exact", TEAL)):
-        axes.plot(steps, series[key], color=color, linewidth=1.8)
-        half = next((i for i, value in enumerate(series[key]) if value >= 0.5), len(steps) - 1)
-        side = ("right", -8) if key == "reward" else ("left", 8)
-        axes.annotate(
-            name,
-            (steps[half], series[key][half]),
-            xytext=(side[1], 0),
-            textcoords="offset points",
-            ha=side[0],
-            va="center",
-            color=color,
-            fontsize=10,
-        )
+    axes.set_title("Learning to sort five digits from a reward alone", loc="left", color=INK, fontweight="bold", pad=24)
+    axes.text(0, 1.03, told, transform=axes.transAxes, color=MUTED, fontsize=10)
+    axes.axhline(summary["target"], color=MUTED, linewidth=1, linestyle=(0, (1, 2)))
+    axes.plot(steps, series["exact"], color=TEAL, linewidth=1.6)
+    axes.plot(steps, series["reward"], color=BLUE, linewidth=1.8)
+    low, high = summary["exact_last"], summary["reward_last"]
+    low = min(low, high - 0.16)  # so that the two names don't touch
+    _name(axes, max(high, 0.16), f"digits in place\n(reward) {summary['reward_last']:.2f}", BLUE)
+    _name(axes, max(low, 0.0), f"answers all\nright {summary['exact_last']:.2f}", TEAL)
     axes.set_ylim(0, 1.02)
 
 
-def _sync_panel(axes: Any, series: Series) -> None:
-    steps = series["step"]
-    publish = [1e3 * value for value in series["publish_s"]]
-    pull = [1e3 * max(values) for values in series["pull_s"]]
-    share = sum(sync_s(series)) / sum(series["step_s"])
-    axes.set_title(f"Sync time: {share:.2%} of a step", loc="left", color=INK, fontweight="bold", fontsize=11)
-    axes.plot(steps, pull, color=BLUE, linewidth=1)
-    axes.plot(steps, publish, color=ORANGE, linewidth=1)
+def _sync_panel(axes: Any, series: Series, summary: dict[str, Any]) -> None:
+    title = f"Sync takes {summary['sync_share']:.1%} of a step: milliseconds, logarithmic"
+    axes.set_title(title, loc="left", color=INK, fontweight="bold", fontsize=11)
     axes.set_yscale("log")
-    axes.set_ylabel("ms", color=MUTED, rotation=0, labelpad=12)
-    for name, values, color in (("slowest pull", pull, BLUE), ("publish", publish, ORANGE)):
-        middle = sorted(values)[len(values) // 2]
-        axes.annotate(
-            f"{name}\n{middle:.2f} ms median",
-            (1, middle),
-            xycoords=("axes fraction", "data"),
-            xytext=(6, 0),
-            textcoords="offset points",
-            va="center",
-            color=color,
-            fontsize=9,
-        )
+    axes.yaxis.set_major_formatter("{x:g}")
+    for name, color, values in (
+        ("slowest pull", BLUE, [1e3 * max(pulls) for pulls in series["pull_s"]]),
+        ("publish", ORANGE, [1e3 * value for value in series["publish_s"]]),
+    ):
+        axes.plot(series["step"], values, color=color, linewidth=1)
+        median = sorted(values)[len(values) // 2]
+        _name(axes, median, f"{name}\n{median:.2g} ms median", color)
+
+
+def _name(axes: Any, y: float, text: str, color: str) -> None:
+    """Writes the name of a line at its right end."""
+    at: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "center"}
+    axes.annotate(text, (1, y), xytext=(6, 0), color=color, fontsize=9, **at)

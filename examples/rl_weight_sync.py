@@ -5,7 +5,7 @@ publishes its weights; each worker pulls them by subscription, samples answers, 
 tensors; the trainer improves the policy by GRPO with whatever arrived. Workers are plain processes without a launcher
 or a group: kill one (`--kill-worker 60`), and training goes on while it is started again under its name.
 
-    python examples/rl_weight_sync.py [--workers 2] [--steps 180] [--seed 0] [--kill-worker STEP] [--out DIR]
+    python examples/rl_weight_sync.py [--workers 2] [--steps 240] [--seed 0] [--kill-worker STEP] [--out DIR]
 
 Read `work` and `train` first: they are all there is to the synchronisation.
 """
@@ -34,9 +34,9 @@ from tensorlink.errors import PeerLostError, TensorLinkError, TransferTimeoutErr
 
 DIGITS, LENGTH = 10, 5  # the task: sort LENGTH digits
 WIDTH, HEADS, LAYERS = 64, 4, 2
-PROMPTS, GROUP = 24, 16  # a rollout: GROUP sampled answers to each of PROMPTS prompts
-LEARNING_RATE, WARM_UP, ENTROPY, CLIP = 1.5e-3, 10, 0.01, 0.2
-STEPS, TARGET = 180, 0.9
+PROMPTS, GROUP = 16, 16  # a rollout: GROUP sampled answers to each of PROMPTS prompts
+LEARNING_RATE, WARM_UP, ENTROPY, CLIP = 2.5e-3, 10, 0.005, 0.2
+STEPS, TARGET = 240, 0.9
 STALE = 8  # rollouts sampled with weights older than this many versions are dropped
 TICK_S, GRACE_S, PATIENCE_S = 0.1, 10.0, 120.0  # between looks at the workers; wait for the rest; wait for the first
 RETRIES = 3  # starts of a worker that fail in a row before the trainer gives up
@@ -116,16 +116,16 @@ def sample(policy: Policy, prompts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def improve(policy: Policy, optimizer: torch.optim.Optimizer, batch: list[Rollout]) -> None:
-    """One step of GRPO: an answer's advantage is how much better it did than the others of its group.
+    """One step of GRPO: a token is favoured as far as the answer went better from there on than others of its group.
 
     The rollouts may come from older weights, hence PPO's clipped importance ratio of each token.
     """
-    prompts, answers, old, rewards = (
-        torch.cat([r[key] for r in batch]) for key in ("prompts", "answers", "logps", "rewards")
+    prompts, answers, old, grades = (
+        torch.cat([rollout[key] for rollout in batch]) for key in ("prompts", "answers", "logps", "grades")
     )
-    groups = rewards.view(-1, GROUP)
-    advantage = (groups - groups.mean(dim=1, keepdim=True)) / (groups.std(dim=1, keepdim=True) + 0.01)
-    advantage = advantage.view(-1, 1)
+    to_go = grades.flip(1).cumsum(dim=1).flip(1).view(-1, GROUP, LENGTH)
+    advantage = (to_go - to_go.mean(dim=1, keepdim=True)) / (to_go.std(dim=1, keepdim=True) + 0.01)
+    advantage = advantage.view(-1, LENGTH)
     asked = with_separator(prompts).repeat_interleave(GROUP, dim=0)
     logits, _ = policy(torch.cat([asked, answers[:, :-1]], dim=1))
     logps = logits[:, LENGTH:].log_softmax(dim=-1)
@@ -158,7 +158,6 @@ def work(name: str, seed: int, lag: int) -> None:
             torch.manual_seed(seed + 1_000_003 * turn)
             prompts = torch.randint(DIGITS, (PROMPTS, LENGTH))
             answers, logps = sample(policy, prompts)
-            grades = grade(prompts.repeat_interleave(GROUP, dim=0), answers)
             rollout = {
                 "worker": name,
                 "pid": os.getpid(),
@@ -168,8 +167,7 @@ def work(name: str, seed: int, lag: int) -> None:
                 "prompts": prompts,
                 "answers": answers,
                 "logps": logps,
-                "rewards": grades.mean(dim=1),
-                "exact": grades.amin(dim=1),
+                "grades": grade(prompts.repeat_interleave(GROUP, dim=0), answers),
             }
             tl.send(rollout, "trainer", tag="rollout")
             turn = max(turn, version) + 1
@@ -248,7 +246,7 @@ class Crew:
 
 
 def gather(crew: Crew, step: int) -> list[Rollout]:
-    """The next rollout of each worker that is there, at least of one. Waits for no dead worker, nor long for a slow one.
+    """The next rollout of each worker that is there, at least one. Waits for no dead worker, nor long for a slow one.
 
     Raises: RuntimeError: no worker sent anything within PATIENCE_S.
     """
@@ -286,11 +284,12 @@ def train(options: argparse.Namespace, show: Callable[[Series], None]) -> Series
             for group in optimizer.param_groups:  # a short warm-up, then down to a tenth
                 group["lr"] = LEARNING_RATE * min(step / WARM_UP, 1 - 0.9 * step / options.steps)
             improve(policy, optimizer, batch)
+            grades = torch.cat([r["grades"] for r in batch])
             record(
                 series,
                 step=step,
-                reward=float(torch.cat([r["rewards"] for r in batch]).mean()),
-                exact=float(torch.cat([r["exact"] for r in batch]).mean()),
+                reward=float(grades.mean()),
+                exact=float(grades.amin(dim=1).mean()),
                 workers=[r["worker"] for r in batch],
                 versions=[r["version"] for r in batch],
                 publish_s=published[step] - began,
