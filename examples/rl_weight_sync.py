@@ -5,7 +5,7 @@ publishes its weights; each worker pulls them by subscription, samples answers, 
 tensors; the trainer improves the policy by GRPO with whatever arrived. Workers are plain processes without a launcher
 or a group: kill one (`--kill-worker 60`), and training goes on while it is started again under its name.
 
-    python examples/rl_weight_sync.py [--workers 2] [--steps 240] [--seed 0] [--kill-worker STEP] [--out DIR]
+    python examples/rl_weight_sync.py [--workers 2] [--steps 180] [--seed 0] [--kill-worker STEP] [--out DIR]
 
 Read `work` and `train` first: they are all there is to the synchronisation.
 """
@@ -36,7 +36,7 @@ DIGITS, LENGTH = 10, 5  # the task: sort LENGTH digits
 WIDTH, HEADS, LAYERS = 64, 4, 2
 PROMPTS, GROUP = 16, 16  # a rollout: GROUP sampled answers to each of PROMPTS prompts
 LEARNING_RATE, WARM_UP, ENTROPY, CLIP = 2.5e-3, 10, 0.005, 0.2
-STEPS, TARGET = 240, 0.9
+STEPS, TARGET = 180, 0.9
 STALE = 8  # rollouts sampled with weights older than this many versions are dropped
 TICK_S, GRACE_S, PATIENCE_S = 0.1, 10.0, 120.0  # between looks at the workers; wait for the rest; wait for the first
 RETRIES = 3  # starts of a worker that fail in a row before the trainer gives up
@@ -235,9 +235,11 @@ class Crew:
             self._start(name)
 
     def __exit__(self, *_: object) -> None:
-        """The trainer has left by now, so workers end by themselves; after a grace they are made to."""
+        """The trainer has left by now, so workers end by themselves; those on their way, or stuck, are made to."""
         deadline = time.monotonic() + GRACE_S
-        for process in self.processes.values():
+        for name, process in self.processes.items():
+            if name not in self.awaited:
+                process.terminate()
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
