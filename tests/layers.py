@@ -15,7 +15,8 @@ RANKS = {
     "types": 2,
     "settings": 2,
     "tensors": 3,
-    "trees": 3,
+    "transfer": 3,
+    "hooks": 3,
     "topology": 3,
     "transports.base": 3,
     "accelerators.base": 3,
@@ -24,13 +25,16 @@ RANKS = {
     "paths": 4,
     "transports": 4,  # the registry and, one module each, the transports
     "accelerators": 4,
-    "endpoint": 5,
-    "weights": 6,
-    "testing": 6,
-    "api": 6,
-    "integrations": 7,
-    "": 7,  # tensorlink/__init__.py: the public names
-    "cli": 8,
+    "links": 5,
+    "messages": 6,
+    "objects": 6,
+    "endpoint": 7,
+    "testing": 8,
+    "api": 8,
+    "weights": 9,
+    "integrations": 10,
+    "": 10,  # tensorlink/__init__.py: the public names
+    "cli": 11,
 }
 SEPARATE = ("transports", "accelerators", "integrations")  # packages whose modules don't import one another
 PLUGIN_MAY = {"errors", "_core", "types", "transports.base", "accelerators.base"}  # all that a transport imports
