@@ -53,6 +53,10 @@ def eventually(check: Callable[[], Any], what: str, timeout: float = DEADLINE_S)
     return value
 
 
+def _search_path() -> str:
+    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+
+
 class Peer:
     """A child process. `call` runs a function there; `start`, `hear` and `finish` do so while the test goes on."""
 
@@ -136,7 +140,7 @@ class Nursery:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # its orphans become our children, to be waited for
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", "tests.peer", str(theirs.fileno())]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "PYTHONPATH": _search_path()}
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, cwd=ROOT)
         theirs.close()
         self._socket = ours
@@ -146,7 +150,7 @@ class Nursery:
     def start(self, **environment: str) -> Peer:
         """A fresh process with this one's environment and what is given on top."""
         ours, theirs = socket.socketpair()
-        request = pickle.dumps({**os.environ, "PYTHONPATH": str(ROOT), **environment})
+        request = pickle.dumps({**os.environ, "PYTHONPATH": _search_path(), **environment})
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [theirs.fileno()]))]
         self._socket.sendmsg([request], rights)
         theirs.close()
