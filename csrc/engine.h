@@ -64,14 +64,16 @@ class Engine {
   template <class Ready>
   bool wait(Ready ready, int64_t deadline_ns) {
     if (spin(ready, deadline_ns)) return true;
-    for (int64_t left; (left = deadline_ns - now_ns()) > 0;) {
+    for (bool done = false;;) {
+      int64_t left = deadline_ns - now_ns();
       // Where another thread is pumping, it may have passed the ring that our message is in: look again, don't sleep.
-      doorbell_->sleep(left, [&] { return !pump() || ready() || closed(); });
+      // ready() may take what it finds, so once it has held it isn't asked again.
+      doorbell_->sleep(left, [&] { return !pump() || (done = ready()) || closed(); });
+      if (done) return true;
       pump();
       if (ready()) return true;
-      if (closed()) return false;
+      if (closed() || left <= 0) return false;
     }
-    return ready();
   }
   // Asks the progress thread to take messages while nobody waits in a thread, and to write to the event descriptor.
   void watch(bool on);

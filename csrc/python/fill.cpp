@@ -85,8 +85,8 @@ class Matcher {
     const Tree::Leaf &source = message_.leaves[from], &target = out_.leaves[to];
     if (source.dtype != target.dtype || source.ndim != target.ndim ||
         std::memcmp(message_.shape(source), out_.shape(target), sizeof(int64_t) * source.ndim) != 0)
-      return add(path(message_, a) + ": " + describe(message_, source) + " " + words_.source + ", " + words_.target +
-                 " has " + describe(out_, target));
+      return add(path(message_, a) + ": " + describe(message_, source) + " " + words_.source + ", " + words_.target + " has " +
+                 describe(out_, target));
     if (source_of_[to] == Tree::nil)
       copies.emplace_back(from, to);
     else if (source_of_[to] != from)
