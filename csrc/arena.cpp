@@ -101,6 +101,7 @@ std::vector<uint32_t> Arena::take_dropped() {
 }
 
 void Arena::release(const Extent& extent) {
+  if (::getpid() != pid_) return;  // a forked child: the block is its parent's, and the lock may be held for ever
   std::lock_guard lock(mutex_);
   Segment& segment = segments_.at(extent.segment);
   segment.live.erase(extent.offset);

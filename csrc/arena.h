@@ -44,7 +44,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   static constexpr uint64_t kChunk = 64u << 20;
   static constexpr uint64_t kLarge = 16u << 20;
 
-  explicit Arena(uint64_t budget) : budget_(budget) {}
+  explicit Arena(uint64_t budget) : budget_(budget), pid_(::getpid()) {}
 
   // A block of at least n bytes, or null when the budget has no room. The memory holds old bytes.
   std::shared_ptr<Block> allocate(uint64_t nbytes);
@@ -94,6 +94,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   void remove_free(Segment& segment, std::map<uint64_t, uint64_t>::iterator at);
 
   const uint64_t budget_;
+  const pid_t pid_;
   std::mutex mutex_;
   std::map<uint32_t, Segment> segments_;
   std::map<uintptr_t, uint32_t> by_address_;

@@ -40,8 +40,8 @@ bool Connection::try_send(const Outgoing& message) {
   uint64_t n = frame_size(message);
   char* frame = nullptr;
   for (bool last = false;; last = true) {
-    uint64_t pending = eager_sent_ - header.credited.load(std::memory_order_acquire);
-    if (message.payload_size == 0 || pending + message.payload_size <= kCredit) frame = tx_.reserve(n);
+    uint64_t pending = sent_ - header.credited.load(std::memory_order_acquire);
+    if (pending + n <= (message.payload_size ? kEagerCredit : kCredit)) frame = tx_.reserve(n);
     if (frame || last) break;
     header.starved.store(1, std::memory_order_seq_cst);  // then look once more: the peer may just have made room
   }
@@ -50,7 +50,7 @@ bool Connection::try_send(const Outgoing& message) {
     return false;
   }
   write_frame(frame, message, ++outbound_->last);
-  eager_sent_ += message.payload_size;
+  sent_ += n;
   header.producer_cpu.store(::sched_getcpu(), std::memory_order_relaxed);
   tx_.publish();
   ring_peer();
@@ -69,9 +69,9 @@ void Connection::pop(uint64_t n) {
   if (rx_.header().starved.exchange(0, std::memory_order_seq_cst)) ring_peer();
 }
 
-void Connection::credit(uint64_t payload_size) {
+void Connection::credit(uint64_t frame_size) {
   RingHeader& header = rx_.header();
-  header.credited.fetch_add(payload_size, std::memory_order_seq_cst);
+  header.credited.fetch_add(frame_size, std::memory_order_seq_cst);
   if (header.starved.load(std::memory_order_seq_cst) && header.starved.exchange(0, std::memory_order_seq_cst)) ring_peer();
 }
 

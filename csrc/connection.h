@@ -50,7 +50,9 @@ class Lease;
 
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
-  static constexpr uint64_t kCredit = 4u << 20;  // eager bytes that the peer's application has not taken yet
+  // Bytes of messages that the peer's application has not taken yet. Beyond the first an object is offered from the pool;
+  // beyond the second the sender waits: so what a peer must buffer is bounded.
+  static constexpr uint64_t kEagerCredit = 4u << 20, kCredit = 8u << 20;
 
   struct Parts {  // what the two sides exchange
     Fd socket, my_half_fd;
@@ -80,7 +82,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool has_frames() { return !rx_.empty(); }
   const char* front(uint64_t& n) { return rx_.front(n); }
   void pop(uint64_t n);
-  void credit(uint64_t payload_size);
+  void credit(uint64_t frame_size);
   int producer_cpu() const { return rx_.header().producer_cpu.load(std::memory_order_relaxed); }
 
   // ----- reading the peer's pool (any thread)
@@ -126,7 +128,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Doorbell* doorbell_;
   const Control* control_;
   Segments segments_;
-  uint64_t eager_sent_ = 0;      // under outbound_->mutex
+  uint64_t sent_ = 0;            // bytes of frames; under outbound_->mutex
   std::mutex hold_mutex_;        // holds_, refused_
   std::vector<uint32_t> refused_;
   std::mutex announce_mutex_;

@@ -276,15 +276,17 @@ void Engine::add(const std::shared_ptr<Connection>& connection) {
 
 void Engine::set_peer(const Identity& peer, bool up) {
   std::scoped_lock lock(pump_mutex_, list_mutex_);
-  for (auto& connection : connections_)
-    if (connection->peer.name == peer.name && connection->peer.incarnation == peer.incarnation) {
-      drain(*connection);
-      connection->set_up(up && !connection->gone());
-    }
+  SourceId source = inbox_.source(peer.name);
+  for (auto& connection : connections_) {
+    if (connection->peer.name != peer.name || connection->peer.incarnation > peer.incarnation) continue;
+    drain(*connection);
+    connection->set_up(up && connection->peer.incarnation == peer.incarnation && !connection->gone());
+  }
   uint64_t& newest = newest_[peer.name];
   if (peer.incarnation >= newest) {
+    if (newest && peer.incarnation > newest) inbox_.set_down(source, true);  // who waits for the old one learns of its end
     newest = peer.incarnation;
-    inbox_.set_down(inbox_.source(peer.name), !up);
+    inbox_.set_down(source, !up);
   }
   doorbell_->ring();
   if (watchers_ > 0) signal_event();

@@ -17,7 +17,7 @@ struct RingHeader {
   std::atomic<int32_t> producer_cpu;           // where the producer last ran, so that a waiter knows whether to spin
   std::atomic<uint32_t> starved;               // the producer waits for room or credit
   alignas(64) std::atomic<uint64_t> head;      // bytes ever consumed; the consumer's
-  std::atomic<uint64_t> credited;              // eager bytes that the application has taken
+  std::atomic<uint64_t> credited;              // bytes of frames that the application has taken
 };
 
 class Ring {

@@ -111,7 +111,7 @@ void bind_messages(nb::module_& module) {
       .def("unpack", unpack_message, "like"_a.none())
       .def("fill", fill_message, "out"_a, "stop"_a.none(), "timeout_s"_a)
       .def("consumed", [](const Message& m) {
-        if (m.carrier && m.payload_size) m.carrier->credit(m.payload_size);
+        if (m.carrier) m.carrier->credit(m.size);
       }, "Gives the sender its credit back. Call once, when the application has the object.");
   nb::class_<Posted>(module, "Posted", "A receive that was posted before its message came.")
       .def_prop_ro("lost", [](const Posted& p) { return p.lost; });

@@ -2,7 +2,6 @@
 #include <cstring>
 #include <ctime>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "copy.h"
 #include "python/codec.h"
@@ -23,7 +22,11 @@ int64_t now_ns() {
 // Pairs the tensors of a message with those of `out` by their place in the tree; scalars are ignored.
 class Matcher {
  public:
-  Matcher(const Tree& message, const Tree& out) : message_(message), out_(out) {}
+  Matcher(const Tree& message, const Tree& out)
+      : target_of(message.nodes.size(), Tree::nil),
+        message_(message),
+        out_(out),
+        source_of_(out.leaves.size(), Tree::nil) {}
 
   void run() { match(0, 0); }
 
@@ -35,7 +38,7 @@ class Matcher {
   }
 
   std::vector<std::pair<uint32_t, uint32_t>> copies;
-  std::unordered_map<uint32_t, uint32_t> target_of;  // node of the message to leaf of `out`
+  std::vector<uint32_t> target_of;  // node of the message to leaf of `out`
 
  private:
   void match(uint32_t a, uint32_t b) {  // depth: at most max_depth, checked when the trees were read
@@ -56,7 +59,8 @@ class Matcher {
 
   void dicts(uint32_t a, uint32_t b) {
     // Most often both have the same keys in the same order.
-    for (; a != Tree::nil && b != Tree::nil && message_.key(a) == out_.key(b); a = message_.nodes[a].next, b = out_.nodes[b].next)
+    for (; a != Tree::nil && b != Tree::nil && message_.key(a) == out_.key(b);
+         a = message_.nodes[a].next, b = out_.nodes[b].next)
       match(a, b);
     std::unordered_map<std::string_view, uint32_t> rest;
     for (; b != Tree::nil; b = out_.nodes[b].next) rest.emplace(out_.key(b), b);
@@ -78,33 +82,33 @@ class Matcher {
   void tensors(uint32_t a, uint32_t b) {
     const uint32_t from = message_.nodes[a].leaf, to = out_.nodes[b].leaf;
     const Tree::Leaf &source = message_.leaves[from], &target = out_.leaves[to];
-    const std::string sent = describe(message_, source), given = describe(out_, target);
     if (source.dtype != target.dtype || source.ndim != target.ndim ||
-        std::memcmp(message_.shape(source), out_.shape(target), sizeof(int64_t) * source.ndim) != 0) {
-      add(message_.path(a) + ": " + sent + " arrived, out has " + given);
-      return;
-    }
-    auto [known, fresh] = source_of_.emplace(to, from);
-    if (!fresh && known->second != from) {
-      add(message_.path(a) + " shares its tensor with another place in out, but two different ones arrived");
-      return;
-    }
+        std::memcmp(message_.shape(source), out_.shape(target), sizeof(int64_t) * source.ndim) != 0)
+      return add(message_.path(a) + ": " + describe(message_, source) + " arrived, out has " + describe(out_, target));
+    if (source_of_[to] == Tree::nil)
+      copies.emplace_back(from, to);
+    else if (source_of_[to] != from)
+      return add(message_.path(a) + " shares its tensor with another place in out, but two different ones arrived");
+    source_of_[to] = from;
     target_of[a] = to;
-    if (pairs_.insert(uint64_t{from} << 32 | to).second) copies.emplace_back(from, to);
   }
 
   void missing(uint32_t node) {
-    each(message_, node, [&](uint32_t i, const std::string& layout) { add(message_.path(i) + ": missing in out, " + layout + " arrived"); });
+    each(message_, node, [&](uint32_t i, const std::string& layout) {
+      add(message_.path(i) + ": missing in out, " + layout + " arrived");
+    });
   }
   void extra(uint32_t node) {
-    each(out_, node, [&](uint32_t i, const std::string& layout) { add(out_.path(i) + ": only in out (" + layout + ")"); });
+    each(out_, node,
+         [&](uint32_t i, const std::string& layout) { add(out_.path(i) + ": only in out (" + layout + ")"); });
   }
 
   // Calls with every tensor of a subtree, which is consecutive: the nodes are in pre-order.
   template <class Call>
   void each(const Tree& tree, uint32_t root, Call call) {
     uint32_t end = root, node = root;
-    for (; node != Tree::nil && tree.nodes[node].next == Tree::nil; node = tree.nodes[node].parent) {}
+    for (; node != Tree::nil && tree.nodes[node].next == Tree::nil; node = tree.nodes[node].parent) {
+    }
     end = node == Tree::nil ? static_cast<uint32_t>(tree.nodes.size()) : tree.nodes[node].next;
     for (uint32_t i = root; i < end; ++i)
       if (is_tensor(tree.nodes[i].tag)) call(i, describe(tree, tree.leaves[tree.nodes[i].leaf]));
@@ -120,8 +124,7 @@ class Matcher {
 
   const Tree &message_, &out_;
   std::vector<std::string> lines_;
-  std::unordered_map<uint32_t, uint32_t> source_of_;  // leaf of `out` to the leaf that fills it
-  std::unordered_set<uint64_t> pairs_;
+  std::vector<uint32_t> source_of_;  // leaf of `out` to the leaf that fills it; nil: none yet
 };
 
 }  // namespace
@@ -134,7 +137,7 @@ FillPlan::FillPlan(const char* meta, size_t nbytes, const Packed& out) : meta_(m
   if (!differences_.empty()) return;
   copies_ = std::move(matcher.copies);
   for (uint32_t i = 0; i < tree_.nodes.size(); ++i)
-    if (is_tensor(tree_.nodes[i].tag)) targets_.push_back(matcher.target_of.at(i));
+    if (is_tensor(tree_.nodes[i].tag)) targets_.push_back(matcher.target_of[i]);
 }
 
 Outcome FillPlan::run(const Extent* extents, size_t count, const std::atomic<bool>& stop, int64_t deadline_ns) const {
@@ -160,8 +163,10 @@ Outcome FillPlan::run(const Extent* extents, size_t count, const std::atomic<boo
       continue;
     }
     pieces.clear();
-    StridedCopy(data, target.dense ? nullptr : out_.strides(target), bytes, source.strided ? tree_.strides(source) : nullptr,
-                tree_.shape(source), source.ndim, itemsize(source.dtype)).split(piece_nbytes, pieces);
+    StridedCopy(data, target.dense ? nullptr : out_.strides(target), bytes,
+                source.strided ? tree_.strides(source) : nullptr, tree_.shape(source), source.ndim,
+                itemsize(source.dtype))
+        .split(piece_nbytes, pieces);
     for (const StridedCopy& piece : pieces) {
       if (Outcome outcome = halted(piece.nbytes()); outcome != Outcome::done) return outcome;
       piece.run();
