@@ -26,7 +26,7 @@ struct BoardSlot {
 
   void write(uint64_t new_version, const std::string& descriptor) {
     uint64_t before = sequence.load(std::memory_order_relaxed);
-    sequence.store(before + 1, std::memory_order_relaxed);
+    sequence.store(before + 1, std::memory_order_release);  // of the name, which find() reads from now on
     std::atomic_thread_fence(std::memory_order_release);
     uint64_t copy[kDescriptor / 8] = {};
     std::memcpy(copy, descriptor.data(), descriptor.size());

@@ -41,7 +41,7 @@ bool Connection::try_send(const Outgoing& message) {
   char* frame = nullptr;
   for (bool last = false;; last = true) {
     uint64_t pending = sent_ - header.credited.load(std::memory_order_acquire);
-    if (pending + n <= (message.payload_size ? kEagerCredit : kCredit)) frame = tx_.reserve(n);
+    if (pending + n <= (message.payload_size ? kEagerCredit : kCredit)) frame = reserve(n);
     if (frame || last) break;
     header.starved.store(1, std::memory_order_seq_cst);  // then look once more: the peer may just have made room
   }
@@ -59,6 +59,20 @@ bool Connection::try_send(const Outgoing& message) {
   return true;
 }
 
+char* Connection::reserve(uint64_t n) {
+  try {
+    return tx_.reserve(n);
+  } catch (const Error&) {
+    distrust();
+    throw Error(Fault::lost, peer.name + " wrote nonsense, so its connection was ended");
+  }
+}
+
+void Connection::distrust() {
+  set_up(false);
+  ::shutdown(socket(), SHUT_RDWR);
+}
+
 void Connection::ring_peer() {
   doorbell_->ring();
   if (doorbell_->watched.load(std::memory_order_relaxed)) note(NoteKind::kick);
@@ -69,8 +83,15 @@ void Connection::pop(uint64_t n) {
   if (rx_.header().starved.exchange(0, std::memory_order_seq_cst)) ring_peer();
 }
 
+void Connection::account(uint64_t frame_size) {
+  uint64_t taken = taken_.load(std::memory_order_relaxed);
+  received_ += frame_size;
+  if (received_ - taken > kCredit) throw Error(Fault::corrupt, "a peer sends more than it has credit for");
+}
+
 void Connection::credit(uint64_t frame_size) {
   RingHeader& header = rx_.header();
+  taken_.fetch_add(frame_size, std::memory_order_relaxed);
   header.credited.fetch_add(frame_size, std::memory_order_seq_cst);
   if (header.starved.load(std::memory_order_seq_cst) && header.starved.exchange(0, std::memory_order_seq_cst)) ring_peer();
 }
@@ -86,7 +107,10 @@ std::shared_ptr<Lease> Connection::hold(ClaimId id, std::vector<Extent> extents)
     if (stale) throw Error(Fault::stale, "the handle was released, has expired or never existed");
     throw Error(Fault::no_room, "this process holds " + std::to_string(HoldTableHeader::kEntries) + " views of " + peer.name + ", the most it can");
   }
-  return std::make_shared<Lease>(shared_from_this(), std::move(extents), entry);
+  auto lease = std::make_shared<Lease>(shared_from_this(), std::move(extents), entry);
+  // finish() looks in the other order: it sees this lease, or we see that the owner no longer looks at our holds.
+  if (finishing_.load(std::memory_order_seq_cst)) throw Error(Fault::lost, "the connection to " + peer.name + " has been closed");
+  return lease;
 }
 
 void Connection::end_hold(uint32_t entry) {

@@ -83,6 +83,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
   const char* front(uint64_t& n) { return rx_.front(n); }
   void pop(uint64_t n);
   void credit(uint64_t frame_size);
+  // Counts a frame that has arrived. Throws Fault::corrupt when the peer has overdrawn its credit.
+  void account(uint64_t frame_size);
+  // The peer writes nonsense: from now on nothing it writes counts. Its socket tells it and the progress thread.
+  void distrust();
   int producer_cpu() const { return rx_.header().producer_cpu.load(std::memory_order_relaxed); }
 
   // ----- reading the peer's pool (any thread)
@@ -116,6 +120,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
  private:
   friend class Lease;
+  char* reserve(uint64_t n);
   void end_hold(uint32_t entry);
   void tell_owner();
 
@@ -129,6 +134,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   const Control* control_;
   Segments segments_;
   uint64_t sent_ = 0;            // bytes of frames; under outbound_->mutex
+  uint64_t received_ = 0;        // the same of the peer's; its poll() is serialised
+  std::atomic<uint64_t> taken_{0};  // what credit() was told: the shared counter can be written by the peer
   std::mutex hold_mutex_;        // holds_, refused_
   std::vector<uint32_t> refused_;
   std::mutex announce_mutex_;

@@ -141,6 +141,12 @@ bool Engine::publish(const std::string& name, uint64_t version, const std::strin
   return true;
 }
 
+bool Engine::published(const std::string& name, Notice& notice) {
+  std::lock_guard lock(board_mutex_);
+  const BoardSlot* slot = control_->board.find(name);
+  return slot && slot->read(notice);
+}
+
 // ----- messages
 
 bool Engine::pump(bool insist) {
@@ -159,19 +165,22 @@ void Engine::drain(Connection& connection) {
   SourceId source = inbox_.source(connection.peer.name);
   try {
     uint64_t n;
-    while (const char* frame = connection.front(n)) {
+    // At most what the ring can hold: a peer that writes as fast as we read must not keep us from the others.
+    for (uint64_t left = Half::kRing; left > 0; left -= std::min(left, Ring::padded(n))) {
+      const char* frame = connection.front(n);
+      if (!frame) break;
+      connection.account(n);
       auto message = Message::parse(frame, n);
       message->source = source;
       message->incarnation = connection.peer.incarnation;
       message->carrier = connection.shared_from_this();
       connection.counters.messages_received.fetch_add(1, std::memory_order_relaxed);
       connection.counters.bytes_received.fetch_add(message->payload_size, std::memory_order_relaxed);
-      inbox_.deliver(std::move(message));
+      if (!inbox_.deliver(std::move(message))) connection.credit(n);  // it came before: nobody will consume it
       connection.pop(n);
     }
-  } catch (const Error&) {  // it writes nonsense: we believe it no more; its socket tells it and the progress thread
-    connection.set_up(false);
-    ::shutdown(connection.socket(), SHUT_RDWR);
+  } catch (const Error&) {
+    connection.distrust();
   }
   last_producer_cpu_.store(connection.producer_cpu(), std::memory_order_relaxed);
   if (watchers_ > 0 && inbox_.completions() != seen_completions_) {

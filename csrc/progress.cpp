@@ -64,14 +64,25 @@ void Engine::accept_all() {
 }
 
 void Engine::on_hello(int fd) {
-  auto node = pending_.extract(fd);
-  Fd socket = std::move(node.mapped().socket);
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
+  Note hello;
+  Received received = Received::end;
+  std::string refusal;
   try {
-    Note hello;
-    if (receive_note(fd, hello) == Received::note && hello.kind == NoteKind::hello) welcome(std::move(socket), hello);
+    received = receive_note(fd, hello);
+    if (received == Received::nothing) return;  // the event was for what had this number before
+    if (received == Received::note && hello.kind != NoteKind::hello) refusal = "the greeting cannot be read";
   } catch (const Error& error) {
-    if (socket) send_note(socket.get(), NoteKind::refused, 0, 0, error.what());
+    refusal = error.what();
+  }
+  Fd socket = std::move(pending_.extract(fd).mapped().socket);
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
+  if (!refusal.empty()) {
+    send_note(fd, NoteKind::refused, 0, 0, refusal);
+  } else if (received == Received::note) {
+    try {
+      welcome(std::move(socket), hello);
+    } catch (const Error&) {  // what it sent along is not what it should be; the socket closes
+    }
   }
 }
 

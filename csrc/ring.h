@@ -73,6 +73,7 @@ class Ring {
       std::memcpy(&length, data_ + at, 8);
       uint64_t left = tail_seen_ - head_;
       if (length == kSkip) {
+        if (at == 0) throw Error(Fault::corrupt, "a peer skipped a whole ring");  // it could do so for ever
         if (capacity_ - at > left) throw Error(Fault::corrupt, "a peer wrote a ring frame that runs past its end");
         head_ += capacity_ - at;
         continue;

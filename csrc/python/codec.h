@@ -86,10 +86,19 @@ PyObject* unpack(const char* meta, size_t nbytes, const Memory& shared, const Me
 
 enum class Outcome { done, stopped, timed_out };
 
+// How differences are told: such as "obj['w']: float32(2,) arrived, out has float32(3,)".
+struct Wording {
+  const char* object = "obj";   // the whole tree
+  const char* source = "arrived";
+  const char* target = "out";
+};
+
 // Fills the tensors of an object (`out=`) with those of a message. `out` must outlive it, and so must the meta's bytes.
 class FillPlan {
  public:
-  FillPlan(const char* meta, size_t nbytes, const Packed& out);  // needs no GIL. Throws: tl::Corrupt
+  FillPlan(const char* meta, size_t nbytes, const Packed& out, const Wording& wording = {});  // needs no GIL. Throws: tl::Corrupt
+  // From now on fills another object, whose meta is that of the first, byte for byte.
+  void retarget(const Packed& out) { out_ = &out; }
   // Empty: they fit. Else up to ten lines, one for each difference, and a count of the rest.
   const std::string& differences() const { return differences_; }
   // Copies in pieces of at most 8 MiB and looks at `stop` and the deadline (ns of CLOCK_MONOTONIC; 0: none) between
@@ -101,7 +110,7 @@ class FillPlan {
 
  private:
   std::string_view meta_;
-  const Packed& out_;
+  const Packed* out_;
   Tree tree_;
   std::string differences_;
   std::vector<std::pair<uint32_t, uint32_t>> copies_;  // leaf of the message, leaf of `out`; each pair once

@@ -207,6 +207,12 @@ void bind_connections(nb::module_& module) {
       .def("fill", [](View& v, nb::bytes meta, nb::handle out, const Stop* stop, double timeout_s) {
         return nb::steal(v.fill(v.meta(text(meta)), out.ptr(), stop, timeout_s));
       }, "meta"_a, "out"_a, "stop"_a.none(), "timeout_s"_a);
+  nb::class_<Refill>(module, "Refill", "An object that is filled again and again. Raises: TypeError, LayoutMismatchError.")
+      .def(nb::init<nb::object>(), "target"_a)
+      .def("prepare", [](Refill& r, View& v) { r.prepare(v.meta({})); }, "view"_a,
+           "Compares, and writes nothing. The view's meta is in the pool. Raises: LayoutMismatchError.")
+      .def("run", [](Refill& r, View& v, const Stop* stop, double timeout_s) { v.refill(r, stop, timeout_s); },
+           "view"_a, "stop"_a.none(), "timeout_s"_a, "Copies. Without `stop` and with a negative time it ends only when all is copied.");
 }
 
 // ----- the engine
@@ -261,6 +267,11 @@ void bind_memory(Class& engine) {
       .def("publish", [](Engine& e, const std::string& name, uint64_t version, nb::bytes descriptor) {
         return e.publish(name, version, std::string(text(descriptor)));
       }, "name"_a, "version"_a, "descriptor"_a)
+      .def("published", [](Engine& e, const std::string& name) -> nb::object {
+        Notice notice;
+        if (!e.published(name, notice)) return nb::none();
+        return nb::make_tuple(notice.version, to_bytes(notice.descriptor));
+      }, "name"_a, "What this process published last under a name: (version, descriptor), or None.")
       .def("open", [](Engine& e, std::shared_ptr<Connection> c, nb::bytes d, double timeout_s) {
         return View::open(e, std::move(c), text(d), timeout_s);
       }, "connection"_a, "descriptor"_a, "timeout_s"_a)

@@ -22,10 +22,11 @@ int64_t now_ns() {
 // Pairs the tensors of a message with those of `out` by their place in the tree; scalars are ignored.
 class Matcher {
  public:
-  Matcher(const Tree& message, const Tree& out)
+  Matcher(const Tree& message, const Tree& out, const Wording& wording)
       : target_of(message.nodes.size(), Tree::nil),
         message_(message),
         out_(out),
+        words_(wording),
         source_of_(out.leaves.size(), Tree::nil) {}
 
   void run() { match(0, 0); }
@@ -84,23 +85,26 @@ class Matcher {
     const Tree::Leaf &source = message_.leaves[from], &target = out_.leaves[to];
     if (source.dtype != target.dtype || source.ndim != target.ndim ||
         std::memcmp(message_.shape(source), out_.shape(target), sizeof(int64_t) * source.ndim) != 0)
-      return add(message_.path(a) + ": " + describe(message_, source) + " arrived, out has " + describe(out_, target));
+      return add(path(message_, a) + ": " + describe(message_, source) + " " + words_.source + ", " + words_.target + " has " +
+                 describe(out_, target));
     if (source_of_[to] == Tree::nil)
       copies.emplace_back(from, to);
     else if (source_of_[to] != from)
-      return add(message_.path(a) + " shares its tensor with another place in out, but two different ones arrived");
+      return add(path(message_, a) + " shares its tensor with another place in " + words_.target +
+                 ", but two different ones " + words_.source);
     source_of_[to] = from;
     target_of[a] = to;
   }
 
   void missing(uint32_t node) {
     each(message_, node, [&](uint32_t i, const std::string& layout) {
-      add(message_.path(i) + ": missing in out, " + layout + " arrived");
+      add(path(message_, i) + ": missing in " + words_.target + ", " + layout + " " + words_.source);
     });
   }
   void extra(uint32_t node) {
-    each(out_, node,
-         [&](uint32_t i, const std::string& layout) { add(out_.path(i) + ": only in out (" + layout + ")"); });
+    each(out_, node, [&](uint32_t i, const std::string& layout) {
+      add(path(out_, i) + ": only in " + words_.target + " (" + layout + ")");
+    });
   }
 
   // Calls with every tensor of a subtree, which is consecutive: the nodes are in pre-order.
@@ -120,18 +124,22 @@ class Matcher {
     return text + (leaf.ndim == 1 ? ",)" : ")");
   }
 
+  std::string path(const Tree& tree, uint32_t node) const { return words_.object + tree.path(node).substr(3); }  // it begins with "obj"
+
   void add(std::string line) { lines_.push_back(std::move(line)); }
 
   const Tree &message_, &out_;
+  const Wording words_;
   std::vector<std::string> lines_;
   std::vector<uint32_t> source_of_;  // leaf of `out` to the leaf that fills it; nil: none yet
 };
 
 }  // namespace
 
-FillPlan::FillPlan(const char* meta, size_t nbytes, const Packed& out) : meta_(meta, nbytes), out_(out), tree_(meta_) {
+FillPlan::FillPlan(const char* meta, size_t nbytes, const Packed& out, const Wording& wording)
+    : meta_(meta, nbytes), out_(&out), tree_(meta_) {
   const Tree out_tree(out.meta);
-  Matcher matcher(tree_, out_tree);
+  Matcher matcher(tree_, out_tree, wording);
   matcher.run();
   differences_ = matcher.text();
   if (!differences_.empty()) return;
@@ -154,7 +162,7 @@ Outcome FillPlan::run(const Extent* extents, size_t count, const std::atomic<boo
   std::vector<StridedCopy> pieces;
   for (auto [from, to] : copies_) {
     const Tree::Leaf& source = tree_.leaves[from];
-    const PackedLeaf& target = out_.leaves[to];
+    const PackedLeaf& target = out_->leaves[to];
     char* data = const_cast<char*>(target.data);  // checked when `out` was packed as writable
     const char* bytes = extents[source.extent].data + source.offset;
     if (source.nbytes <= piece_nbytes && !source.strided && target.dense) {
@@ -163,7 +171,7 @@ Outcome FillPlan::run(const Extent* extents, size_t count, const std::atomic<boo
       continue;
     }
     pieces.clear();
-    StridedCopy(data, target.dense ? nullptr : out_.strides(target), bytes,
+    StridedCopy(data, target.dense ? nullptr : out_->strides(target), bytes,
                 source.strided ? tree_.strides(source) : nullptr, tree_.shape(source), source.ndim,
                 itemsize(source.dtype))
         .split(piece_nbytes, pieces);

@@ -300,7 +300,7 @@ PyObject* unpack(const char* meta, size_t nbytes, const Memory& shared, const Me
 }
 
 PyObject* FillPlan::result() const {
-  GivenTensors tensors(out_, targets_);
+  GivenTensors tensors(*out_, targets_);
   return Builder<GivenTensors>(meta_, tensors).run().release().ptr();
 }
 

@@ -1,0 +1,3 @@
+"""
+TensorLink's native core: memory, messages and copies. Private; use `tensorlink`.
+"""
