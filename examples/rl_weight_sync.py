@@ -253,12 +253,13 @@ def gather(crew: Crew, step: int) -> list[Rollout]:
     Raises: RuntimeError: no worker sent anything within PATIENCE_S.
     """
     began = time.monotonic()
+    grace = GRACE_S if step > 1 else PATIENCE_S  # starting up takes as long as the machine is busy
     while not (here := [name for name in crew.names if crew.inbox[name]]) or crew.awaited.difference(here):
         try:
             crew.accept(tl.recv(tag="rollout", timeout=TICK_S), step)
         except TransferTimeoutError:
             waited = time.monotonic() - began
-            if here and waited > GRACE_S:
+            if here and waited > grace:
                 crew.awaited.intersection_update(here)
             elif waited > PATIENCE_S:
                 raise RuntimeError(f"no worker sent a rollout for {PATIENCE_S:.0f} s") from None
