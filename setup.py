@@ -11,8 +11,12 @@ NANOBIND = Path(nanobind.__file__).parent
 SANITIZE = os.environ.get("TENSORLINK_SANITIZE", "")  # "address,undefined" or "thread", for `make sanitize`
 
 flags = ["-std=c++17", "-fvisibility=hidden", "-fno-strict-aliasing", "-Wall", "-Wextra", "-g1"]
-flags += ["-O1", f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer"] if SANITIZE else ["-O3", "-DNDEBUG"]
-link = [f"-fsanitize={SANITIZE}"] if SANITIZE else []
+link = []
+if SANITIZE:
+    flags += ["-O1", f"-fsanitize={SANITIZE}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
+    link += [f"-fsanitize={SANITIZE}"]
+else:
+    flags += ["-O3", "-DNDEBUG"]
 if platform.system() == "Linux":
     link += ["-pthread"]
 
@@ -20,13 +24,11 @@ setup(
     ext_modules=[
         Extension(
             "tensorlink._core",
-            sources=[
-                *sorted(str(path) for path in Path("csrc").rglob("*.cpp") if "test" not in path.parts),
-                os.path.relpath(NANOBIND / "src" / "nb_combined.cpp"),
-            ],
+            sources=sorted(str(path) for path in Path("csrc").rglob("*.cpp") if "test" not in path.parts),
             include_dirs=[
                 "csrc",
                 str(NANOBIND / "include"),
+                str(NANOBIND / "src"),
                 str(NANOBIND / "ext" / "robin_map" / "include"),
             ],
             depends=sorted(str(path) for path in Path("csrc").rglob("*.h")),

@@ -15,8 +15,8 @@ namespace tl {
 
 namespace {
 
-constexpr size_t stream_from = 64 << 10;   // measured: below it a cached copy is as fast and leaves the target warm
-constexpr size_t threads_from = 4 << 20;   // below it waking a helper costs more than it brings
+constexpr size_t stream_from = 64 << 10;  // measured: below it a cached copy is as fast and leaves the target warm
+constexpr size_t threads_from = 4 << 20;  // below it waking a helper costs more than it brings
 constexpr size_t thread_chunk = 1 << 20;
 
 #if defined(__x86_64__)
@@ -59,33 +59,71 @@ bool stream(char* to, const char* from, size_t nbytes) {
 #else
 
 // Elsewhere memcpy of the C library does this by itself (glibc on AArch64 streams and uses DC ZVA where it helps).
-bool stream(char*, const char*, size_t) { return false; }
+bool stream(char*, const char*, size_t) {
+  return false;
+}
 
 #endif
 
-// Two dimensions of one element size: `rows` outside, `columns` inside, by tiles that keep both sides' lines in L1.
+// Two dimensions of one element size: `rows` outside and `columns` inside, in the order of the target.
+struct Plane {
+  char* to;
+  const char* from;
+  int64_t rows, to_row, from_row;
+  int64_t columns, to_column, from_column;
+};
+
 template <class Element>
-void copy_tiles(char* to, const char* from, int64_t rows, int64_t to_row, int64_t from_row, int64_t columns, int64_t to_column,
-                int64_t from_column) {
-  constexpr int64_t tile = 32;
-  // Tiles only help where the source runs along the rows; else the inner loop is sequential already.
-  const bool across = std::llabs(from_row) < std::llabs(from_column);
-  const int64_t step = across ? tile : rows, width = across ? tile : columns;
-  for (int64_t r0 = 0; r0 < rows; r0 += step)
-    for (int64_t c0 = 0; c0 < columns; c0 += width)
-      for (int64_t r = r0, last = std::min(rows, r0 + step); r < last; ++r) {
-        char* target = to + r * to_row + c0 * to_column;
-        const char* source = from + r * from_row + c0 * from_column;
-        for (int64_t c = c0, end = std::min(columns, c0 + width); c < end; ++c) {
-          std::memcpy(target, source, sizeof(Element));
-          target += to_column;
-          source += from_column;
-        }
-      }
+void copy_rows(const Plane& p) {
+  for (int64_t r = 0; r < p.rows; ++r) {
+    char* to = p.to + r * p.to_row;
+    const char* from = p.from + r * p.from_row;
+    for (int64_t c = 0; c < p.columns; ++c, to += p.to_column, from += p.from_column)
+      std::memcpy(to, from, sizeof(Element));
+  }
 }
 
-struct Bytes16 { char bytes[16]; };
-struct Bytes32 { char bytes[32]; };
+// For a source that runs along the rows: blocks of a cache line a side, turned in a buffer, so that each line of either
+// side is touched once. (Strides that are powers of two put all lines of a block into one set of the cache.)
+template <class Element>
+void turn_blocks(const Plane& p) {
+  constexpr int64_t block = sizeof(Element) >= 8 ? 8 : 64 / sizeof(Element);
+  Element buffer[block][block];
+  for (int64_t r0 = 0; r0 < p.rows; r0 += block)
+    for (int64_t c0 = 0; c0 < p.columns; c0 += block) {
+      const int64_t rows = std::min(block, p.rows - r0), columns = std::min(block, p.columns - c0);
+      for (int64_t c = 0; c < columns; ++c) {
+        const char* from = p.from + r0 * p.from_row + (c0 + c) * p.from_column;
+        for (int64_t r = 0; r < rows; ++r, from += p.from_row) std::memcpy(&buffer[r][c], from, sizeof(Element));
+      }
+      for (int64_t r = 0; r < rows; ++r) {
+        char* to = p.to + (r0 + r) * p.to_row + c0 * p.to_column;
+        for (int64_t c = 0; c < columns; ++c, to += p.to_column) std::memcpy(to, &buffer[r][c], sizeof(Element));
+      }
+    }
+}
+
+template <class Element>
+void copy_plane(const Plane& p) {
+  if (p.rows > 1 && std::llabs(p.from_row) < std::llabs(p.from_column))
+    turn_blocks<Element>(p);
+  else
+    copy_rows<Element>(p);
+}
+
+struct Bytes16 {
+  char bytes[16];
+};
+struct Bytes32 {
+  char bytes[32];
+};
+
+// Rows that are consecutive bytes on both sides.
+void copy_runs(const Plane& p, size_t run) {
+  for (int64_t r = 0; r < p.rows; ++r)
+    for (int64_t c = 0; c < p.columns; ++c)
+      copy_bytes_here(p.to + r * p.to_row + c * p.to_column, p.from + r * p.from_row + c * p.from_column, run);
+}
 
 }  // namespace
 
@@ -141,7 +179,8 @@ void StridedCopy::run_here() const {
   const auto item = static_cast<int64_t>(itemsize_);
   size_t inner = dims_.size();
   size_t run = itemsize_;  // bytes that are consecutive on both sides
-  if (inner && dims_[inner - 1].to == item && dims_[inner - 1].from == item) run *= static_cast<size_t>(dims_[--inner].count);
+  if (inner && dims_[inner - 1].to == item && dims_[inner - 1].from == item)
+    run *= static_cast<size_t>(dims_[--inner].count);
   if (inner == 0) return copy_bytes_here(to_, from_, run);
   // The two dimensions of the kernel: along the target, and along the source (or the next one outwards).
   const Dim column = dims_[inner - 1];
@@ -156,20 +195,28 @@ void StridedCopy::run_here() const {
   char* to = to_;
   const char* from = from_;
   for (;;) {
-    const auto tiles = [&](auto element) {
-      copy_tiles<decltype(element)>(to, from, row.count, row.to, row.from, column.count, column.to, column.from);
-    };
+    const Plane plane{to, from, row.count, row.to, row.from, column.count, column.to, column.from};
     switch (run) {
-      case 1: tiles(uint8_t{}); break;
-      case 2: tiles(uint16_t{}); break;
-      case 4: tiles(uint32_t{}); break;
-      case 8: tiles(uint64_t{}); break;
-      case 16: tiles(Bytes16{}); break;
-      case 32: tiles(Bytes32{}); break;
+      case 1:
+        copy_plane<uint8_t>(plane);
+        break;
+      case 2:
+        copy_plane<uint16_t>(plane);
+        break;
+      case 4:
+        copy_plane<uint32_t>(plane);
+        break;
+      case 8:
+        copy_plane<uint64_t>(plane);
+        break;
+      case 16:
+        copy_plane<Bytes16>(plane);
+        break;
+      case 32:
+        copy_plane<Bytes32>(plane);
+        break;
       default:
-        for (int64_t r = 0; r < row.count; ++r)
-          for (int64_t c = 0; c < column.count; ++c)
-            copy_bytes_here(to + r * row.to + c * column.to, from + r * row.from + c * column.from, run);
+        copy_runs(plane, run);
     }
     size_t i = outer.size();
     for (; i > 0; --i) {
@@ -201,8 +248,10 @@ void StridedCopy::split(uint64_t nbytes, std::vector<StridedCopy>& pieces) const
     piece.to_ += begin * dim.to;
     piece.from_ += begin * dim.from;
     piece.nbytes_ = slice * static_cast<uint64_t>(count);
-    if (count == 1) piece.dims_.erase(piece.dims_.begin());
-    else piece.dims_.front().count = count;
+    if (count == 1)
+      piece.dims_.erase(piece.dims_.begin());
+    else
+      piece.dims_.front().count = count;
     piece.split(nbytes, pieces);
   }
 }

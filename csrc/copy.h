@@ -1,4 +1,5 @@
-// Copies of bytes and of strided tensors. No function here allocates by the size of the data, throws or takes a lock for long.
+// Copies of bytes and of strided tensors. No function here allocates by the size of the data, throws or takes a lock
+// for long.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -27,7 +28,9 @@ class StridedCopy {
   void split(uint64_t nbytes, std::vector<StridedCopy>& pieces) const;
 
  private:
-  struct Dim { int64_t count, to, from; };
+  struct Dim {
+    int64_t count, to, from;
+  };
   StridedCopy() = default;
   char* to_;
   const char* from_;

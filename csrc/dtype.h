@@ -7,7 +7,8 @@ namespace tl {
 enum class DType : uint8_t {
   boolean, int8, int16, int32, int64, uint8, uint16, uint32, uint64,
   float16, float32, float64, longdouble, bfloat16,
-  float8_e3m4, float8_e4m3, float8_e4m3b11fnuz, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, float8_e5m2fnuz, float8_e8m0fnu,
+  float8_e3m4, float8_e4m3, float8_e4m3b11fnuz, float8_e4m3fn,
+  float8_e4m3fnuz, float8_e5m2, float8_e5m2fnuz, float8_e8m0fnu,
   complex32, complex64, complex128, clongdouble,
   count,
 };
@@ -26,7 +27,8 @@ inline constexpr DTypeInfo dtype_table[] = {
     {"float16", 2, 2, 16}, {"float32", 4, 2, 32}, {"float64", 8, 2, 64},
     {"longdouble", sizeof(long double), 0, 0}, {"bfloat16", 2, 4, 16},
     {"float8_e3m4", 1, 7, 8}, {"float8_e4m3", 1, 8, 8}, {"float8_e4m3b11fnuz", 1, 9, 8}, {"float8_e4m3fn", 1, 10, 8},
-    {"float8_e4m3fnuz", 1, 11, 8}, {"float8_e5m2", 1, 12, 8}, {"float8_e5m2fnuz", 1, 13, 8}, {"float8_e8m0fnu", 1, 14, 8},
+    {"float8_e4m3fnuz", 1, 11, 8}, {"float8_e5m2", 1, 12, 8},
+    {"float8_e5m2fnuz", 1, 13, 8}, {"float8_e8m0fnu", 1, 14, 8},
     {"complex32", 4, 5, 32}, {"complex64", 8, 5, 64}, {"complex128", 16, 5, 128},
     {"clongdouble", 2 * sizeof(long double), 0, 0},
 };

@@ -141,6 +141,12 @@ bool Engine::publish(const std::string& name, uint64_t version, const std::strin
   return true;
 }
 
+bool Engine::published(const std::string& name, Notice& notice) {
+  std::lock_guard lock(board_mutex_);
+  const BoardSlot* slot = control_->board.find(name);
+  return slot && slot->read(notice);
+}
+
 // ----- messages
 
 bool Engine::pump(bool insist) {

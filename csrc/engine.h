@@ -52,6 +52,7 @@ class Engine {
   Claims& claims() { return claims_; }
   // Publishes a version on the board. False: the board is full or the name too long.
   bool publish(const std::string& name, uint64_t version, const std::string& descriptor);
+  bool published(const std::string& name, Notice& notice);
 
   // ----- messages
   Inbox& inbox() { return inbox_; }
@@ -63,14 +64,16 @@ class Engine {
   template <class Ready>
   bool wait(Ready ready, int64_t deadline_ns) {
     if (spin(ready, deadline_ns)) return true;
-    for (int64_t left; (left = deadline_ns - now_ns()) > 0;) {
+    for (bool done = false;;) {
+      int64_t left = deadline_ns - now_ns();
       // Where another thread is pumping, it may have passed the ring that our message is in: look again, don't sleep.
-      doorbell_->sleep(left, [&] { return !pump() || ready() || closed(); });
+      // ready() may take what it finds, so once it has held it isn't asked again.
+      doorbell_->sleep(left, [&] { return !pump() || (done = ready()) || closed(); });
+      if (done) return true;
       pump();
       if (ready()) return true;
-      if (closed()) return false;
+      if (closed() || left <= 0) return false;
     }
-    return ready();
   }
   // Asks the progress thread to take messages while nobody waits in a thread, and to write to the event descriptor.
   void watch(bool on);

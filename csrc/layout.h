@@ -6,14 +6,17 @@ namespace tl {
 
 inline constexpr int max_rank = 64;
 
-// Bytes of a dense tensor; false where the product of the non-zero extents doesn't fit (numpy and torch refuse those too).
+// Bytes of a dense tensor; false where the product of the non-zero extents doesn't fit (numpy and torch refuse those
+// too).
 inline bool dense_nbytes(const int64_t* shape, int ndim, uint64_t itemsize, uint64_t* nbytes) {
   int64_t product = static_cast<int64_t>(itemsize);
   bool empty = false;
   for (int i = 0; i < ndim; ++i) {
     if (shape[i] < 0) return false;
-    if (shape[i] == 0) empty = true;
-    else if (__builtin_mul_overflow(product, shape[i], &product)) return false;
+    if (shape[i] == 0)
+      empty = true;
+    else if (__builtin_mul_overflow(product, shape[i], &product))
+      return false;
   }
   *nbytes = empty ? 0 : static_cast<uint64_t>(product);
   return true;
@@ -39,7 +42,8 @@ inline void dense_strides(const int64_t* shape, int ndim, int64_t itemsize, int6
 }
 
 // The bytes that a non-empty tensor touches, as [low, high) around its first element; false: they don't fit in 63 bits.
-inline bool byte_span(const int64_t* shape, const int64_t* strides, int ndim, int64_t itemsize, int64_t* low, int64_t* high) {
+inline bool byte_span(const int64_t* shape, const int64_t* strides, int ndim, int64_t itemsize, int64_t* low,
+                      int64_t* high) {
   *low = 0;
   *high = itemsize;
   for (int i = 0; i < ndim; ++i) {

@@ -17,8 +17,12 @@ char* put_varint(char* out, uint64_t value) {
   return out;
 }
 
-uint64_t zigzag(int64_t value) { return (static_cast<uint64_t>(value) << 1) ^ static_cast<uint64_t>(value >> 63); }
-int64_t unzigzag(uint64_t value) { return static_cast<int64_t>(value >> 1) ^ -static_cast<int64_t>(value & 1); }
+uint64_t zigzag(int64_t value) {
+  return (static_cast<uint64_t>(value) << 1) ^ static_cast<uint64_t>(value >> 63);
+}
+int64_t unzigzag(uint64_t value) {
+  return static_cast<int64_t>(value >> 1) ^ -static_cast<int64_t>(value & 1);
+}
 
 // Shared by the readers of a single leaf and of a whole tree.
 void check_leaf_place(uint32_t extent, uint64_t offset, uint64_t nbytes, bool strided, const int64_t* shape,
@@ -61,8 +65,8 @@ void Writer::count(Tag kind, uint64_t value) {
   out_.append(buffer, static_cast<size_t>(put_varint(buffer + 1, value) - buffer));
 }
 
-void Writer::leaf(Framework framework, DType dtype, int ndim, const int64_t* shape, const int64_t* strides, uint32_t extent,
-                  uint64_t offset) {
+void Writer::leaf(Framework framework, DType dtype, int ndim, const int64_t* shape, const int64_t* strides,
+                  uint32_t extent, uint64_t offset) {
   char buffer[4 + 5 + 10 + 20 * max_rank];
   buffer[0] = static_cast<char>(strides ? Tag::strided_tensor : Tag::tensor);
   buffer[1] = static_cast<char>(framework);
@@ -148,15 +152,28 @@ void Reader::next(Token& token) {
   token.tag = static_cast<Tag>(tag);
   const auto left = [this] { return static_cast<uint64_t>(end_ - at_); };
   switch (token.tag) {
-    case Tag::integer: token.integer = unzigzag(varint()); break;
-    case Tag::real: std::memcpy(&token.real, take(8).data(), 8); break;
-    case Tag::big_integer: case Tag::text: case Tag::bytes: case Tag::handle: token.bytes = take(varint()); break;
-    case Tag::list: case Tag::tuple: case Tag::dict:
+    case Tag::integer:
+      token.integer = unzigzag(varint());
+      break;
+    case Tag::real:
+      std::memcpy(&token.real, take(8).data(), 8);
+      break;
+    case Tag::big_integer:
+    case Tag::text:
+    case Tag::bytes:
+    case Tag::handle:
+      token.bytes = take(varint());
+      break;
+    case Tag::list:
+    case Tag::tuple:
+    case Tag::dict:
       token.count = varint();
       // Every value takes a byte at least, so a count can be trusted for allocation after this.
-      if (token.count > left() / (token.tag == Tag::dict ? 2 : 1)) throw Corrupt("a container has more entries than bytes");
+      if (token.count > left() / (token.tag == Tag::dict ? 2 : 1))
+        throw Corrupt("a container has more entries than bytes");
       break;
-    case Tag::tensor: case Tag::strided_tensor:
+    case Tag::tensor:
+    case Tag::strided_tensor:
       leaf(token.leaf, token.tag == Tag::strided_tensor);
       if (++leaves_ > header_.leaves) throw Corrupt("more tensors than announced");
       break;
@@ -164,17 +181,22 @@ void Reader::next(Token& token) {
       token.count = varint();
       if (token.count >= leaves_) throw Corrupt("an alias of a tensor that doesn't come before it");
       break;
-    default: break;
+    default:
+      break;
   }
 }
 
 void Reader::skip_key() {
   Token token;
-  for (uint64_t pending = 1; pending > 0; --pending) {
+  std::vector<uint64_t> left;  // of each tuple that is open
+  do {
     next(token);
-    if (token.tag == Tag::tuple) pending += token.count;
-    else if (token.tag >= Tag::handle) throw Corrupt("a key of a dict is no scalar");
-  }
+    if (token.tag >= Tag::handle && token.tag != Tag::tuple) throw Corrupt("a key of a dict is no scalar");
+    if (!left.empty()) --left.back();
+    if (token.tag == Tag::tuple) left.push_back(token.count);
+    if (left.size() > max_depth) throw Corrupt("a key of a dict is nested too deeply");
+    while (!left.empty() && left.back() == 0) left.pop_back();
+  } while (!left.empty());
 }
 
 void check_place(const LeafRecord& leaf, const uint64_t* sizes, size_t count) {
@@ -208,7 +230,10 @@ Tree::Tree(std::string_view meta) : meta_(meta) {
   header = reader.header();
   leaves.reserve(header.leaves);
   nodes.reserve(header.leaves + 1);
-  struct Open { uint32_t node, last; uint64_t left, index; };
+  struct Open {
+    uint32_t node, last;
+    uint64_t left, index;
+  };
   std::vector<Open> open;
   Token token;
   const auto enter = [&](uint32_t node) {
@@ -246,7 +271,8 @@ uint32_t Tree::append(Reader& reader, Token& token, uint32_t parent, uint32_t in
   if (token.tag == Tag::tensor || token.tag == Tag::strided_tensor) {
     const LeafRecord& leaf = token.leaf;
     node.leaf = static_cast<uint32_t>(leaves.size());
-    leaves.push_back({leaf.framework, leaf.dtype, leaf.ndim, leaf.strided, leaf.extent, leaf.offset, leaf.nbytes, dims.size(), id});
+    leaves.push_back(
+        {leaf.framework, leaf.dtype, leaf.ndim, leaf.strided, leaf.extent, leaf.offset, leaf.nbytes, dims.size(), id});
     dims.insert(dims.end(), leaf.shape, leaf.shape + leaf.ndim);
     dims.insert(dims.end(), leaf.strides, leaf.strides + leaf.ndim);
   }
@@ -266,8 +292,10 @@ std::string quoted(std::string_view text) {
   std::string out = "'";
   for (char c : text) {
     if (c == '\'' || c == '\\') out += '\\';
-    if (c == '\n') out += "\\n";
-    else out += c;
+    if (c == '\n')
+      out += "\\n";
+    else
+      out += c;
   }
   return out + "'";
 }
@@ -281,15 +309,24 @@ std::string key_text(std::string_view encoded) {
   Token token;
   reader.next(token);
   switch (token.tag) {
-    case Tag::none: return "None";
-    case Tag::no: return "False";
-    case Tag::yes: return "True";
-    case Tag::integer: return std::to_string(token.integer);
-    case Tag::real: return std::to_string(token.real);
-    case Tag::text: return quoted(token.bytes);
-    case Tag::bytes: return "b" + quoted(token.bytes);
-    case Tag::tuple: return "(...)";
-    default: return "...";
+    case Tag::none:
+      return "None";
+    case Tag::no:
+      return "False";
+    case Tag::yes:
+      return "True";
+    case Tag::integer:
+      return std::to_string(token.integer);
+    case Tag::real:
+      return std::to_string(token.real);
+    case Tag::text:
+      return quoted(token.bytes);
+    case Tag::bytes:
+      return "b" + quoted(token.bytes);
+    case Tag::tuple:
+      return "(...)";
+    default:
+      return "...";
   }
 }
 

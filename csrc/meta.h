@@ -1,9 +1,9 @@
 // The meta bytes of a message: the tree of an object and the layout and place of each tensor in it.
 //
-// A header of 16 bytes, then the nodes in pre-order. Integers are LEB128 (signed ones zigzag), all little-endian. A tensor
-// says where its bytes are: an extent (a block of payload) and an offset in it; without strides it is dense in C order.
-// Meta comes from peers: every reader here throws `Corrupt` for what isn't well-formed, allocates by no length that it
-// hasn't checked against the bytes at hand, and never recurses by what it reads.
+// A header of 16 bytes, then the nodes in pre-order. Integers are LEB128 (signed ones zigzag), all little-endian. A
+// tensor says where its bytes are: an extent (a block of payload) and an offset in it; without strides it is dense in C
+// order. Meta comes from peers: every reader here throws `Corrupt` for what isn't well-formed, allocates by no length
+// that it hasn't checked against the bytes at hand, and never recurses by what it reads.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -26,13 +26,34 @@ inline constexpr uint64_t payload_alignment = 64;
 
 enum class Framework : uint8_t { numpy, torch };
 enum FrameworkMask : uint8_t { uses_numpy = 1, uses_torch = 2 };
-inline uint8_t mask_of(Framework framework) { return static_cast<uint8_t>(1u << static_cast<int>(framework)); }
+inline uint8_t mask_of(Framework framework) {
+  return static_cast<uint8_t>(1u << static_cast<int>(framework));
+}
 
 enum class Tag : uint8_t {
-  none, no, yes, integer, big_integer, real, text, bytes, handle, list, tuple, dict, tensor, strided_tensor, alias, count,
+  none,
+  no,
+  yes,
+  integer,
+  big_integer,
+  real,
+  text,
+  bytes,
+  handle,
+  list,
+  tuple,
+  dict,
+  tensor,
+  strided_tensor,
+  alias,
+  count,
 };
-inline bool is_container(Tag tag) { return tag == Tag::list || tag == Tag::tuple || tag == Tag::dict; }
-inline bool is_tensor(Tag tag) { return tag == Tag::tensor || tag == Tag::strided_tensor || tag == Tag::alias; }
+inline bool is_container(Tag tag) {
+  return tag == Tag::list || tag == Tag::tuple || tag == Tag::dict;
+}
+inline bool is_tensor(Tag tag) {
+  return tag == Tag::tensor || tag == Tag::strided_tensor || tag == Tag::alias;
+}
 
 struct MetaHeader {
   uint8_t frameworks = 0;  // FrameworkMask of the tensors in it, as sent
@@ -46,7 +67,7 @@ struct LeafRecord {
   Framework framework;
   DType dtype;
   uint8_t ndim;
-  bool strided;     // else `strides` are those of C order
+  bool strided;  // else `strides` are those of C order
   uint32_t extent;
   uint64_t offset;  // of the first element in its extent
   uint64_t nbytes;  // when dense
@@ -56,11 +77,12 @@ struct LeafRecord {
 
 struct Token {
   Tag tag;
-  int64_t integer;         // integer
-  double real;             // real
-  std::string_view bytes;  // big_integer (two's complement, little-endian), text (UTF-8, surrogates pass), bytes, handle
-  uint64_t count;          // list, tuple, dict: children; alias: index of a leaf before it
-  LeafRecord leaf;         // tensor, strided_tensor; where `is_tensor` but not alias
+  int64_t integer;  // integer
+  double real;      // real
+  std::string_view
+      bytes;        // big_integer (two's complement, little-endian), text (UTF-8, surrogates pass), bytes, handle
+  uint64_t count;   // list, tuple, dict: children; alias: index of a leaf before it
+  LeafRecord leaf;  // tensor, strided_tensor; where `is_tensor` but not alias
 };
 
 class Writer {
@@ -72,7 +94,7 @@ class Writer {
   void span(Tag kind, std::string_view bytes);
   void count(Tag kind, uint64_t value);
   void leaf(Framework framework, DType dtype, int ndim, const int64_t* shape, const int64_t* strides, uint32_t extent,
-            uint64_t offset);  // strides may be null: dense
+            uint64_t offset);             // strides may be null: dense
   void header(const MetaHeader& header);  // last of all
 
  private:
@@ -133,7 +155,7 @@ class Tree {
     uint32_t node;
   };
 
-  explicit Tree(std::string_view meta);  // refers to `meta`, which must outlive it. Throws: Corrupt
+  explicit Tree(std::string_view meta);   // refers to `meta`, which must outlive it. Throws: Corrupt
   std::string path(uint32_t node) const;  // such as obj['layers'][3]
   std::string_view key(uint32_t node) const { return meta_.substr(nodes[node].key, nodes[node].key_nbytes); }
   const int64_t* shape(const Leaf& leaf) const { return dims.data() + leaf.dims; }

@@ -80,8 +80,8 @@ class Pool {
   std::atomic<size_t> next_{0};
 };
 
-// Never destroyed: helpers may run until the process ends. A forked child forgets its parent's, whose threads it lacks and
-// whose locks may be held for ever.
+// Never destroyed: helpers may run until the process ends. A forked child forgets its parent's, whose threads it lacks
+// and whose locks may be held for ever.
 std::atomic<Pool*> current{nullptr};
 
 Pool& pool() {

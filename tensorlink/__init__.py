@@ -44,6 +44,7 @@ from tensorlink.errors import (
 from tensorlink.settings import Settings
 from tensorlink.transfer import Transfer
 from tensorlink.types import PeerId, PeerInfo, TensorRef
+from tensorlink.weights import WeightPublisher, WeightSubscriber
 
 __version__ = "0.1.0"
 
@@ -69,6 +70,8 @@ __all__ = [
     "TransferCancelledError",
     "TransferTimeoutError",
     "TransportError",
+    "WeightPublisher",
+    "WeightSubscriber",
     "current",
     "empty",
     "get",

@@ -73,6 +73,7 @@ class Endpoint:
         except BaseException:
             self._engine.close()
             raise
+        self._services: set[str] = set()
         self._watcher_stop = threading.Event()
         self._watcher = threading.Thread(target=self._watch_heartbeat, name="tensorlink-heartbeat", daemon=True)
 
@@ -304,6 +305,22 @@ class Endpoint:
             phase=phase,
             hint="Release handles, drop views, or raise TENSORLINK_POOL_BYTES",
         )
+
+    def _serve(self, service: str) -> None:
+        """Makes this the one endpoint, and the caller the one user of it, that serves a name. Raises: NameInUseError."""
+        with self._closing:
+            if service in self._services:
+                raise NameInUseError(f"this process serves {service} already", hint="Close the other one first")
+            self._services.add(service)
+        try:
+            self._control.advertise(service)
+        except BaseException:
+            self._services.discard(service)
+            raise
+
+    def _withdraw(self, service: str) -> None:
+        self._services.discard(service)
+        self._control.withdraw(service)
 
     def _report(self, error: TensorLinkError) -> None:
         self._hooks.fire("transfer_failed", error)

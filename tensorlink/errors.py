@@ -6,6 +6,8 @@ All of them pickle with their fields, so they survive queues, process pools and 
 
 from __future__ import annotations
 
+import re
+
 
 class TensorLinkError(Exception):
     """Base of every error below.
@@ -33,10 +35,17 @@ class TensorLinkError(Exception):
         where = [
             f"{key} {value}"
             for key, value in (("peer", self.peer), ("transport", self.transport), ("phase", self.phase))
-            if value is not None and value not in self.message
+            if value is not None and not _names(self.message, value)
         ]
         text = self.message + (f" [{', '.join(where)}]" if where else "")
-        return f"{text}. {self.hint}" if self.hint else text
+        return f"{text.removesuffix('.')}. {self.hint}" if self.hint else text
+
+
+def _names(message: str, value: str) -> bool:
+    """Whether the message already says `value`, as a word: a peer called `a` isn't named by an article."""
+    return f"'{value}'" in message or (
+        len(value) > 2 and re.search(rf"(?<!\w){re.escape(value)}(?!\w)", message) is not None
+    )
 
 
 class ClosedError(TensorLinkError):

@@ -2,27 +2,52 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 ENV_PREFIX = "TENSORLINK_"
+NAMESPACE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 
 
-def memory_limit_bytes() -> int:
-    """The memory this process may use: the smallest cgroup limit above it, or the host's memory."""
-    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limits = [host]
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            text = Path(path).read_text().strip()
-        except OSError:
-            continue
-        if text.isdigit():
-            limits.append(int(text))
+def memory_limit_bytes(cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
+    """The memory this process may use: the smallest limit of the cgroups it lies in, or the host's memory."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for group, name in _memory_groups(cgroups, own):
+        # In a container the path in /proc may be the host's; its own group is then the root of what it sees.
+        for folder in (group, *group.parents):
+            if folder.is_relative_to(cgroups):
+                limits += _limit(folder / name)
     return min(limits)
+
+
+def _memory_groups(cgroups: Path, own: Path) -> list[tuple[Path, str]]:
+    """The cgroups of this process that limit memory, each with the name of the file that says so."""
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        lines = ["0::/", "1:memory:/"]
+    groups = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            groups.append((cgroups / path.lstrip("/"), "memory.max"))
+        elif "memory" in controllers.split(","):
+            groups.append((cgroups / "memory" / path.lstrip("/"), "memory.limit_in_bytes"))
+    return groups
+
+
+def _limit(file: Path) -> list[int]:
+    try:
+        text = file.read_text().strip()
+    except OSError:
+        return []
+    return [int(text)] if text.isdigit() and int(text) > 0 else []
 
 
 def _quarter_of_memory() -> int:
@@ -80,12 +105,16 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("timeout", "lease_s", "pool_bytes"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)!r}")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be positive and finite, not {getattr(self, name)!r}")
         if self.control not in ("auto", "grpc"):
             raise ValueError(f"control must be 'auto' or 'grpc', not {self.control!r}")
-        if not self.namespace.replace("-", "").replace("_", "").replace(".", "").isalnum() or "/" in self.namespace:
-            raise ValueError(f"namespace may hold letters, digits, '-', '_' and '.', not {self.namespace!r}")
+        if self.log.upper() not in logging.getLevelNamesMapping():
+            raise ValueError(f"log must name a level such as 'INFO', not {self.log!r}")
+        if not NAMESPACE.fullmatch(self.namespace):  # becomes part of a path
+            raise ValueError(
+                f"namespace must be 1 to 64 letters, digits, '-', '_' or '.', not '.' first, not {self.namespace!r}"
+            )
 
     def allows(self, transport: str) -> bool:
         """Whether the setting `transports` admits this transport."""

@@ -32,8 +32,11 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     try:
         import ml_dtypes
     except ImportError:
-        raise TypeError(f"numpy has {name} only through ml_dtypes, which isn't installed: pip install ml_dtypes") from None
-    return np.dtype(getattr(ml_dtypes, name))
+        raise TypeError(
+            f"numpy has {name} only through ml_dtypes, which isn't installed: pip install ml_dtypes"
+        ) from None
+    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    return dtype
 
 
 def canonical(obj: Any, path: str, writable: bool) -> Any:
@@ -85,7 +88,9 @@ def _numpy(array: np.ndarray[Any, Any], path: str, writable: bool) -> np.ndarray
             raise LayoutMismatchError(f"{path} is not in the byte order of this machine and cannot be filled in place")
         plain = plain.astype(dtype.newbyteorder("="))
     if _is_extension(dtype) and dtype.name not in _EXTENSIONS:
-        raise TypeError(f"{path} has dtype {dtype.name}, whose elements are smaller than a byte; send x.view or x.astype('uint8')")
+        raise TypeError(
+            f"{path} has dtype {dtype.name}, whose elements are smaller than a byte; send x.view or x.astype('uint8')"
+        )
     return plain
 
 
@@ -173,7 +178,9 @@ def _from_dlpack(obj: Any, path: str, writable: bool) -> np.ndarray[Any, Any]:
     except Exception as error:
         raise TypeError(f"{path} ({type(obj).__qualname__}) doesn't say on which device it is: {error}") from error
     if kind not in (1, 3):
-        raise TypeError(f"{path} ({type(obj).__qualname__}) isn't in CPU memory; this build moves CPU tensors: copy it there first")
+        raise TypeError(
+            f"{path} ({type(obj).__qualname__}) isn't in CPU memory; this build moves CPU tensors: copy it there first"
+        )
     try:
         return _numpy(np.from_dlpack(obj), path, writable)
     except (BufferError, RuntimeError, ValueError, TypeError) as error:

@@ -7,8 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
 from tensorlink.errors import CorruptTransferError, StaleRefError
 from tensorlink.protocol import handle_pb2
+
+MAX_NBYTES = 2**63 - 1
+MAX_NDIM = 64  # the most that numpy and torch have
+MAX_ITEMSIZE = 32  # complex256
 
 
 @dataclass(frozen=True, order=True)
@@ -34,7 +40,7 @@ class PeerInfo:
     pid: int
     services: tuple[str, ...] = ()
     """Names it serves, such as `weights/policy`."""
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def name(self) -> str:
@@ -151,7 +157,7 @@ class TensorRef:
             message.layout.shape.extend(self.layout.shape)
             message.layout.dtype = self.layout.dtype
             message.layout.itemsize = self.layout.itemsize
-        return message.SerializeToString()
+        return message.SerializeToString(deterministic=True)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> TensorRef:
@@ -159,11 +165,14 @@ class TensorRef:
         message = handle_pb2.Handle()
         try:
             message.ParseFromString(bytes(data))
-        except Exception as error:
+        except (DecodeError, ValueError) as error:
             raise CorruptTransferError(f"these {len(data)} bytes are no handle: {error}") from None
         layout = None
         if message.HasField("layout"):
             layout = Layout(tuple(message.layout.shape), message.layout.dtype, message.layout.itemsize)
+            _check_layout(layout)
+        if message.nbytes > MAX_NBYTES:
+            raise CorruptTransferError(f"a handle claims {message.nbytes} bytes")
         if not message.owner or not message.id or not message.descriptors:
             raise CorruptTransferError(f"these {len(data)} bytes are no handle: owner, id or descriptors are missing")
         return cls(
@@ -178,3 +187,15 @@ class TensorRef:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TensorRef.from_bytes, (self.to_bytes(),)
+
+
+def _check_layout(layout: Layout) -> None:
+    """Raises CorruptTransferError for a layout, given by a peer, that no tensor can have."""
+    if (
+        len(layout.shape) > MAX_NDIM
+        or not 0 < layout.itemsize <= MAX_ITEMSIZE
+        or not (layout.dtype.isascii() and layout.dtype.isidentifier())
+        # An empty tensor may claim nothing absurd either: the product of its other sizes is bounded too.
+        or math.prod(size or 1 for size in layout.shape) * layout.itemsize > MAX_NBYTES
+    ):
+        raise CorruptTransferError(f"no tensor has the layout of this handle: {layout!r:.200}")

@@ -17,7 +17,8 @@ namespace {
 class Buffer {
  public:
   Buffer(nb::handle object, bool writable) {
-    if (PyObject_GetBuffer(object.ptr(), &view_, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE) != 0) throw nb::python_error();
+    if (PyObject_GetBuffer(object.ptr(), &view_, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE) != 0)
+      throw nb::python_error();
   }
   ~Buffer() { PyBuffer_Release(&view_); }
   Buffer(const Buffer&) = delete;
@@ -104,34 +105,52 @@ void bind_codec(nb::module_& module) {
       PyErr_SetString(type.ptr(), error.what());
     }
   });
-  nb::class_<Packed>(module, "Packed", "An object taken apart: `meta` describes it, the payload holds its tensors' bytes.")
+  nb::class_<Packed>(module, "Packed",
+                     "An object taken apart: `meta` describes it, the payload holds its tensors' bytes.")
       .def_prop_ro("meta", [](const Packed& packed) { return nb::bytes(packed.meta.data(), packed.meta.size()); })
       .def_ro("nbytes", &Packed::nbytes, "Bytes of the packed payload.")
-      .def_prop_ro("tensors", [](const Packed& packed) { return packed.leaves.size(); }, "Distinct tensors.")
-      .def("single", single, "(shape, dtype, itemsize) of an object that is one tensor, or None.")
+      .def_prop_ro(
+          "tensors", [](const Packed& packed) { return packed.leaves.size(); }, "Distinct tensors.")
+      .def("single", single,
+           nb::sig("def single(self) -> tuple[tuple[int, ...], str, int] | None"), "(shape, dtype, itemsize) of an object that is one tensor, or None.")
       .def("to_bytes", to_bytes, "The payload; the gaps between tensors are zero.")
-      .def("copy_to",
-           [](const Packed& packed, uintptr_t address) { copy_payload(packed, reinterpret_cast<char*>(address)); },
-           "address"_a, nb::call_guard<nb::gil_scoped_release>(), "Writes the payload to `nbytes` of memory at `address`.")
-      .def("meta_in_place",
-           [](const Packed& packed, nb::list extents) -> nb::object {
-             std::vector<Extent> spans;
-             for (nb::handle extent : extents)
-               spans.push_back({reinterpret_cast<const char*>(nb::cast<uintptr_t>(extent[0])), nb::cast<uint64_t>(extent[1])});
-             const std::string meta = packed.meta_in_place(spans.data(), spans.size());
-             return meta.empty() ? nb::object(nb::none()) : nb::object(nb::bytes(meta.data(), meta.size()));
-           },
-           "extents"_a, "Meta that refers to the tensors where they lie, in [(address, nbytes)]; None: some lie elsewhere.");
-  module.def("pack", [](nb::object object, bool writable) { return pack(object.ptr(), writable); }, "object"_a, nb::kw_only(),
-             "writable"_a = false, "Takes an object apart. Raises: TypeError, ValueError; LayoutMismatchError if `writable`.");
-  module.def("unpack", unpack_buffer, "meta"_a, "buffer"_a, "like"_a = nb::none(), "copy"_a = true,
+      .def(
+          "copy_to",
+          [](const Packed& packed, uintptr_t address) { copy_payload(packed, reinterpret_cast<char*>(address)); },
+          "address"_a, nb::call_guard<nb::gil_scoped_release>(),
+          "Writes the payload to `nbytes` of memory at `address`.")
+      .def(
+          "meta_in_place",
+          [](const Packed& packed, nb::list extents) -> nb::object {
+            std::vector<Extent> spans;
+            for (nb::handle extent : extents)
+              spans.push_back(
+                  {reinterpret_cast<const char*>(nb::cast<uintptr_t>(extent[0])), nb::cast<uint64_t>(extent[1])});
+            const std::string meta = packed.meta_in_place(spans.data(), spans.size());
+            return meta.empty() ? nb::object(nb::none()) : nb::object(nb::bytes(meta.data(), meta.size()));
+          },
+          nb::sig("def meta_in_place(self, extents: list[tuple[int, int]]) -> bytes | None"), "extents"_a,
+          "Meta that refers to the tensors where they lie, in [(address, nbytes)]; None: some lie elsewhere.");
+  module.def(
+      "pack", [](nb::object object, bool writable) { return pack(object.ptr(), writable); }, "object"_a.none(),
+      nb::kw_only(), "writable"_a = false,
+      "Takes an object apart. Raises: TypeError, ValueError; LayoutMismatchError if `writable`.");
+  module.def("unpack", unpack_buffer,
+           nb::sig("def unpack(meta: bytes, buffer: object, like: object | None = None, copy: bool = True) -> typing.Any"), "meta"_a, "buffer"_a, "like"_a = nb::none(), "copy"_a = true,
              "The object of `meta` with its payload in `buffer`. Raises: CorruptTransferError, TypeError.");
-  module.def("describe", describe, "meta"_a, "(path, shape, dtype, nbytes, index of the tensor it repeats or None) a tensor.");
-  module.def("fill", fill, "meta"_a, "buffer"_a, "out"_a,
-             "Fills the tensors of `out` and returns its tree with the scalars of the message. Raises: LayoutMismatchError.");
-  module.def("meta_frameworks", [](nb::bytes meta, nb::object like) { return meta_frameworks(meta.c_str(), meta.size(), like.ptr()); },
-             "meta"_a, "like"_a = nb::none(), "Bits: 1 numpy, 2 torch; what `unpack` would build.");
-  module.def("torch_by_attributes", torch_by_attributes, "only"_a, "For tests: as with a torch that has no C exchange API.");
+  module.def("describe", describe,
+           nb::sig("def describe(meta: bytes) -> list[tuple[str, tuple[int, ...], str, int, int | None]]"), "meta"_a,
+             "(path, shape, dtype, nbytes, index of the tensor it repeats or None) a tensor.");
+  module.def(
+      "fill", fill,
+           nb::sig("def fill(meta: bytes, buffer: object, out: object | None) -> typing.Any"), "meta"_a, "buffer"_a, "out"_a.none(),
+      "Fills the tensors of `out` and returns its tree with the scalars of the message. Raises: LayoutMismatchError.");
+  module.def(
+      "meta_frameworks",
+      [](nb::bytes meta, nb::object like) { return meta_frameworks(meta.c_str(), meta.size(), like.ptr()); }, "meta"_a,
+      "like"_a = nb::none(), "Bits: 1 numpy, 2 torch; what `unpack` would build.");
+  module.def("torch_by_attributes", torch_by_attributes, "only"_a,
+             "For tests: as with a torch that has no C exchange API.");
 }
 
 }  // namespace tl::python

@@ -1,4 +1,5 @@
-// Python objects to meta and payload, and back. All functions need the GIL unless said; errors are `nanobind::python_error`.
+// Python objects to meta and payload, and back. All functions need the GIL unless said; errors are
+// `nanobind::python_error`.
 #pragma once
 #include <nanobind/nanobind.h>
 
@@ -56,20 +57,22 @@ struct Packed {
   const int64_t* shape(const PackedLeaf& leaf) const { return dims.data() + leaf.dims; }
   const int64_t* strides(const PackedLeaf& leaf) const { return dims.data() + leaf.dims + leaf.ndim; }
 
-  // The meta for tensors that are read where they lie, in `extents` (sorted or not); empty: some tensor lies in none of them, or
-  // overlaps itself, so that the payload must be packed. Needs no GIL.
+  // The meta for tensors that are read where they lie, in `extents` (sorted or not); empty: some tensor lies in none of
+  // them, or overlaps itself, so that the payload must be packed. Needs no GIL.
   std::string meta_in_place(const Extent* extents, size_t count) const;
 };
 
-// Raises: TypeError for what cannot travel, naming its path; ValueError: nested more than 1000 deep, or contains itself.
-// `writable`: the tensors are to be filled: LayoutMismatchError for read-only ones and those that only a copy could represent.
+// Raises: TypeError for what cannot travel, naming its path; ValueError: nested more than 1000 deep, or contains
+// itself. `writable`: the tensors are to be filled: LayoutMismatchError for read-only ones and those that only a copy
+// could represent.
 std::unique_ptr<Packed> pack(PyObject* object, bool writable = false);
 
 // Gathers every leaf into `to`, which has room for `packed.nbytes`. Needs no GIL; may use several threads.
 void copy_payload(const Packed& packed, char* to);
 
-// The frameworks (FrameworkMask) that `unpack` will build with; imports torch if the message needs it and it is installed.
-// `like`: None, "torch" or "numpy". Raises: CorruptTransferError, ValueError (unknown `like`), TypeError (torch isn't installed).
+// The frameworks (FrameworkMask) that `unpack` will build with; imports torch if the message needs it and it is
+// installed. `like`: None, "torch" or "numpy". Raises: CorruptTransferError, ValueError (unknown `like`), TypeError
+// (torch isn't installed).
 uint8_t meta_frameworks(const char* meta, size_t nbytes, PyObject* like);
 
 enum class Mode {
@@ -78,29 +81,40 @@ enum class Mode {
 };
 
 // Raises: CorruptTransferError; TypeError: a dtype that the framework lacks; what building a tensor raises.
-PyObject* unpack(const char* meta, size_t nbytes, const Memory& shared, const Memory* writable, Mode mode, PyObject* like);
+PyObject* unpack(const char* meta, size_t nbytes, const Memory& shared, const Memory* writable, Mode mode,
+                 PyObject* like);
 
 enum class Outcome { done, stopped, timed_out };
+
+// How differences are told: such as "obj['w']: float32(2,) arrived, out has float32(3,)".
+struct Wording {
+  const char* object = "obj";   // the whole tree
+  const char* source = "arrived";
+  const char* target = "out";
+};
 
 // Fills the tensors of an object (`out=`) with those of a message. `out` must outlive it, and so must the meta's bytes.
 class FillPlan {
  public:
-  FillPlan(const char* meta, size_t nbytes, const Packed& out);  // needs no GIL. Throws: tl::Corrupt
+  FillPlan(const char* meta, size_t nbytes, const Packed& out, const Wording& wording = {});  // needs no GIL. Throws: tl::Corrupt
+  // From now on fills another object, whose meta is that of the first, byte for byte.
+  void retarget(const Packed& out) { out_ = &out; }
   // Empty: they fit. Else up to ten lines, one for each difference, and a count of the rest.
   const std::string& differences() const { return differences_; }
-  // Copies in pieces of at most 8 MiB and looks at `stop` and the deadline (ns of CLOCK_MONOTONIC; 0: none) between them.
-  // Needs no GIL. Throws: tl::Corrupt before the first byte.
+  // Copies in pieces of at most 8 MiB and looks at `stop` and the deadline (ns of CLOCK_MONOTONIC; 0: none) between
+  // them. Needs no GIL. Throws: tl::Corrupt before the first byte.
   Outcome run(const Extent* extents, size_t count, const std::atomic<bool>& stop, int64_t deadline_ns) const;
-  // The tree of the message with the tensors of `out` and the scalars of the message; `out` itself where it is one tensor.
+  // The tree of the message with the tensors of `out` and the scalars of the message; `out` itself where it is one
+  // tensor.
   PyObject* result() const;
 
  private:
   std::string_view meta_;
-  const Packed& out_;
+  const Packed* out_;
   Tree tree_;
   std::string differences_;
   std::vector<std::pair<uint32_t, uint32_t>> copies_;  // leaf of the message, leaf of `out`; each pair once
-  std::vector<uint32_t> targets_;                      // leaf of `out` for each tensor of the message, aliases too, in order
+  std::vector<uint32_t> targets_;  // leaf of `out` for each tensor of the message, aliases too, in order
 };
 
 // Sets and throws tensorlink.errors.<name>(message).

@@ -7,9 +7,16 @@ namespace tl::dlpack {
 inline constexpr uint32_t major_version = 1;
 inline constexpr int32_t device_cpu = 1, device_cuda_host = 3;  // the second is page-locked memory of the host
 
-struct Version { uint32_t major, minor; };
-struct Device { int32_t type, id; };
-struct DataType { uint8_t code, bits; uint16_t lanes; };
+struct Version {
+  uint32_t major, minor;
+};
+struct Device {
+  int32_t type, id;
+};
+struct DataType {
+  uint8_t code, bits;
+  uint16_t lanes;
+};
 
 struct Tensor {
   void* data;
@@ -35,14 +42,15 @@ struct ManagedVersioned {  // capsule "dltensor_versioned"
   Tensor tensor;
 };
 
-// `torch.Tensor.__dlpack_c_exchange_api__`, a capsule named "dlpack_exchange_api". All need the GIL; -1 and a Python error: failed.
+// `torch.Tensor.__dlpack_c_exchange_api__`, a capsule named "dlpack_exchange_api". All need the GIL; -1 and a Python
+// error: failed.
 struct ExchangeApi {
   Version version;
   ExchangeApi* previous;
   void* allocate;
   int (*export_managed)(void* object, ManagedVersioned** out);
   int (*import_managed)(ManagedVersioned* tensor, void** out_object);  // takes the tensor over
-  int (*borrow)(void* object, Tensor* out);                            // valid while the object is unchanged; may be null
+  int (*borrow)(void* object, Tensor* out);  // valid while the object is unchanged; may be null
   void* current_stream;
 };
 

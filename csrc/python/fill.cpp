@@ -2,7 +2,6 @@
 #include <cstring>
 #include <ctime>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "copy.h"
 #include "python/codec.h"
@@ -23,7 +22,12 @@ int64_t now_ns() {
 // Pairs the tensors of a message with those of `out` by their place in the tree; scalars are ignored.
 class Matcher {
  public:
-  Matcher(const Tree& message, const Tree& out) : message_(message), out_(out) {}
+  Matcher(const Tree& message, const Tree& out, const Wording& wording)
+      : target_of(message.nodes.size(), Tree::nil),
+        message_(message),
+        out_(out),
+        words_(wording),
+        source_of_(out.leaves.size(), Tree::nil) {}
 
   void run() { match(0, 0); }
 
@@ -35,7 +39,7 @@ class Matcher {
   }
 
   std::vector<std::pair<uint32_t, uint32_t>> copies;
-  std::unordered_map<uint32_t, uint32_t> target_of;  // node of the message to leaf of `out`
+  std::vector<uint32_t> target_of;  // node of the message to leaf of `out`
 
  private:
   void match(uint32_t a, uint32_t b) {  // depth: at most max_depth, checked when the trees were read
@@ -56,7 +60,8 @@ class Matcher {
 
   void dicts(uint32_t a, uint32_t b) {
     // Most often both have the same keys in the same order.
-    for (; a != Tree::nil && b != Tree::nil && message_.key(a) == out_.key(b); a = message_.nodes[a].next, b = out_.nodes[b].next)
+    for (; a != Tree::nil && b != Tree::nil && message_.key(a) == out_.key(b);
+         a = message_.nodes[a].next, b = out_.nodes[b].next)
       match(a, b);
     std::unordered_map<std::string_view, uint32_t> rest;
     for (; b != Tree::nil; b = out_.nodes[b].next) rest.emplace(out_.key(b), b);
@@ -78,33 +83,36 @@ class Matcher {
   void tensors(uint32_t a, uint32_t b) {
     const uint32_t from = message_.nodes[a].leaf, to = out_.nodes[b].leaf;
     const Tree::Leaf &source = message_.leaves[from], &target = out_.leaves[to];
-    const std::string sent = describe(message_, source), given = describe(out_, target);
     if (source.dtype != target.dtype || source.ndim != target.ndim ||
-        std::memcmp(message_.shape(source), out_.shape(target), sizeof(int64_t) * source.ndim) != 0) {
-      add(message_.path(a) + ": " + sent + " arrived, out has " + given);
-      return;
-    }
-    auto [known, fresh] = source_of_.emplace(to, from);
-    if (!fresh && known->second != from) {
-      add(message_.path(a) + " shares its tensor with another place in out, but two different ones arrived");
-      return;
-    }
+        std::memcmp(message_.shape(source), out_.shape(target), sizeof(int64_t) * source.ndim) != 0)
+      return add(path(message_, a) + ": " + describe(message_, source) + " " + words_.source + ", " + words_.target + " has " +
+                 describe(out_, target));
+    if (source_of_[to] == Tree::nil)
+      copies.emplace_back(from, to);
+    else if (source_of_[to] != from)
+      return add(path(message_, a) + " shares its tensor with another place in " + words_.target +
+                 ", but it is another one that " + words_.source);
+    source_of_[to] = from;
     target_of[a] = to;
-    if (pairs_.insert(uint64_t{from} << 32 | to).second) copies.emplace_back(from, to);
   }
 
   void missing(uint32_t node) {
-    each(message_, node, [&](uint32_t i, const std::string& layout) { add(message_.path(i) + ": missing in out, " + layout + " arrived"); });
+    each(message_, node, [&](uint32_t i, const std::string& layout) {
+      add(path(message_, i) + ": missing in " + words_.target + ", " + layout + " " + words_.source);
+    });
   }
   void extra(uint32_t node) {
-    each(out_, node, [&](uint32_t i, const std::string& layout) { add(out_.path(i) + ": only in out (" + layout + ")"); });
+    each(out_, node, [&](uint32_t i, const std::string& layout) {
+      add(path(out_, i) + ": only in " + words_.target + " (" + layout + ")");
+    });
   }
 
   // Calls with every tensor of a subtree, which is consecutive: the nodes are in pre-order.
   template <class Call>
   void each(const Tree& tree, uint32_t root, Call call) {
     uint32_t end = root, node = root;
-    for (; node != Tree::nil && tree.nodes[node].next == Tree::nil; node = tree.nodes[node].parent) {}
+    for (; node != Tree::nil && tree.nodes[node].next == Tree::nil; node = tree.nodes[node].parent) {
+    }
     end = node == Tree::nil ? static_cast<uint32_t>(tree.nodes.size()) : tree.nodes[node].next;
     for (uint32_t i = root; i < end; ++i)
       if (is_tensor(tree.nodes[i].tag)) call(i, describe(tree, tree.leaves[tree.nodes[i].leaf]));
@@ -116,25 +124,28 @@ class Matcher {
     return text + (leaf.ndim == 1 ? ",)" : ")");
   }
 
+  std::string path(const Tree& tree, uint32_t node) const { return words_.object + tree.path(node).substr(3); }  // it begins with "obj"
+
   void add(std::string line) { lines_.push_back(std::move(line)); }
 
   const Tree &message_, &out_;
+  const Wording words_;
   std::vector<std::string> lines_;
-  std::unordered_map<uint32_t, uint32_t> source_of_;  // leaf of `out` to the leaf that fills it
-  std::unordered_set<uint64_t> pairs_;
+  std::vector<uint32_t> source_of_;  // leaf of `out` to the leaf that fills it; nil: none yet
 };
 
 }  // namespace
 
-FillPlan::FillPlan(const char* meta, size_t nbytes, const Packed& out) : meta_(meta, nbytes), out_(out), tree_(meta_) {
+FillPlan::FillPlan(const char* meta, size_t nbytes, const Packed& out, const Wording& wording)
+    : meta_(meta, nbytes), out_(&out), tree_(meta_) {
   const Tree out_tree(out.meta);
-  Matcher matcher(tree_, out_tree);
+  Matcher matcher(tree_, out_tree, wording);
   matcher.run();
   differences_ = matcher.text();
   if (!differences_.empty()) return;
   copies_ = std::move(matcher.copies);
   for (uint32_t i = 0; i < tree_.nodes.size(); ++i)
-    if (is_tensor(tree_.nodes[i].tag)) targets_.push_back(matcher.target_of.at(i));
+    if (is_tensor(tree_.nodes[i].tag)) targets_.push_back(matcher.target_of[i]);
 }
 
 Outcome FillPlan::run(const Extent* extents, size_t count, const std::atomic<bool>& stop, int64_t deadline_ns) const {
@@ -151,7 +162,7 @@ Outcome FillPlan::run(const Extent* extents, size_t count, const std::atomic<boo
   std::vector<StridedCopy> pieces;
   for (auto [from, to] : copies_) {
     const Tree::Leaf& source = tree_.leaves[from];
-    const PackedLeaf& target = out_.leaves[to];
+    const PackedLeaf& target = out_->leaves[to];
     char* data = const_cast<char*>(target.data);  // checked when `out` was packed as writable
     const char* bytes = extents[source.extent].data + source.offset;
     if (source.nbytes <= piece_nbytes && !source.strided && target.dense) {
@@ -160,8 +171,10 @@ Outcome FillPlan::run(const Extent* extents, size_t count, const std::atomic<boo
       continue;
     }
     pieces.clear();
-    StridedCopy(data, target.dense ? nullptr : out_.strides(target), bytes, source.strided ? tree_.strides(source) : nullptr,
-                tree_.shape(source), source.ndim, itemsize(source.dtype)).split(piece_nbytes, pieces);
+    StridedCopy(data, target.dense ? nullptr : out_->strides(target), bytes,
+                source.strided ? tree_.strides(source) : nullptr, tree_.shape(source), source.ndim,
+                itemsize(source.dtype))
+        .split(piece_nbytes, pieces);
     for (const StridedCopy& piece : pieces) {
       if (Outcome outcome = halted(piece.nbytes()); outcome != Outcome::done) return outcome;
       piece.run();

@@ -29,15 +29,29 @@ Leaf read_tensor(PyObject* object, TensorFields& fields);
 PyObject* keep_capsule(const Keep& keep);
 
 // New references; null: a Python error is set. `strides` in bytes, null: dense. `base` is shared by many arrays.
-PyObject* numpy_view(DType dtype, int ndim, const int64_t* shape, const int64_t* strides, const char* data, PyObject* base);
-PyObject* torch_view(DType dtype, int ndim, const int64_t* shape, const int64_t* strides, const char* data, const Keep& keep);
+PyObject* numpy_view(DType dtype, int ndim, const int64_t* shape, const int64_t* strides, const char* data,
+                     PyObject* base);
+PyObject* torch_view(DType dtype, int ndim, const int64_t* shape, const int64_t* strides, const char* data,
+                     const Keep& keep);
 bool torch_can_view(DType dtype, int ndim, const int64_t* shape, const int64_t* strides);
 
 // A private dense tensor, not initialised; `*data` is where its bytes go.
 PyObject* new_tensor(Framework framework, DType dtype, int ndim, const int64_t* shape, uint64_t nbytes, char** data);
 
-bool torch_available();                     // imports it if it is installed
-void torch_by_attributes(bool only);        // for tests: as with a torch that has no C exchange API
+bool torch_available();               // imports it if it is installed
+void torch_by_attributes(bool only);  // for tests: as with a torch that has no C exchange API
+
+// The parts of the above that know one framework.
+bool is_numpy(PyTypeObject* type);
+bool is_torch(PyTypeObject* type);
+bool load_torch();  // false: nobody has imported it
+Leaf read_numpy(PyObject* object, TensorFields& fields);
+Leaf read_torch(PyObject* object, TensorFields& fields);
+PyObject* new_numpy(DType dtype, int ndim, const int64_t* shape, char** data);
+PyObject* new_torch(DType dtype, int ndim, const int64_t* shape, uint64_t nbytes, char** data);
+
+int dtype_named(std::string_view name);  // -1: none of ours
+nanobind::object attribute(const char* module, const char* name);
 
 // A function or type of a module, imported once and kept; throws nanobind::python_error.
 PyObject* imported(const char* module, const char* name, PyObject** cache);

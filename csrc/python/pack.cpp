@@ -16,7 +16,7 @@ PyObject *enum_type, *handle_type, *adapter;  // looked up once
 // Where in the tree we are; a string only when something is wrong.
 struct Step {
   PyObject* container;
-  PyObject* key;     // of a dict; else null
+  PyObject* key;  // of a dict; else null
   Py_ssize_t index;
 };
 
@@ -27,7 +27,8 @@ class Packer {
   void run(PyObject* object) {
     value(object);
     if (out_.meta.size() > UINT32_MAX) {
-      PyErr_SetString(PyExc_ValueError, "the scalars and strings of an object take more than 4 GiB; send large bytes as arrays");
+      PyErr_SetString(PyExc_ValueError,
+                      "the scalars and strings of an object take more than 4 GiB; send large bytes as arrays");
       throw nb::python_error();
     }
     writer_.header({out_.frameworks, static_cast<uint32_t>(out_.leaves.size()), out_.nbytes});
@@ -42,9 +43,12 @@ class Packer {
     if (type == &PyTuple_Type) return sequence(Tag::tuple, object);
     TensorFields fields;
     switch (read_tensor(object, fields)) {
-      case Leaf::yes: return leaf(object, object, fields);
-      case Leaf::special: return adapted(object);
-      case Leaf::no: break;
+      case Leaf::yes:
+        return leaf(object, object, fields);
+      case Leaf::special:
+        return adapted(object);
+      case Leaf::no:
+        break;
     }
     if (PyDict_Check(object)) return other_dict(object);
     if (PyList_Check(object)) return sequence(Tag::list, object);
@@ -62,12 +66,17 @@ class Packer {
     if (type == &PyFloat_Type) return writer_.real(PyFloat_AS_DOUBLE(object)), true;
     if (type == &PyBytes_Type) return bytes(Tag::bytes, object), true;
     if (type == &PyDict_Type || type == &PyList_Type || type == &PyTuple_Type) return false;
-    const bool derived = PyLong_Check(object) || PyUnicode_Check(object) || PyFloat_Check(object) || PyBytes_Check(object);
+    const bool derived =
+        PyLong_Check(object) || PyUnicode_Check(object) || PyFloat_Check(object) || PyBytes_Check(object);
     if (!derived || is_enum(object)) return false;
-    if (PyLong_Check(object)) integer(object);
-    else if (PyUnicode_Check(object)) text(object);
-    else if (PyFloat_Check(object)) writer_.real(PyFloat_AS_DOUBLE(object));
-    else bytes(Tag::bytes, object);
+    if (PyLong_Check(object))
+      integer(object);
+    else if (PyUnicode_Check(object))
+      text(object);
+    else if (PyFloat_Check(object))
+      writer_.real(PyFloat_AS_DOUBLE(object));
+    else
+      bytes(Tag::bytes, object);
     return true;
   }
 
@@ -110,7 +119,9 @@ class Packer {
     PyTypeObject* type = Py_TYPE(object);
     if (scalar(object, type)) return;
     if (!PyTuple_Check(object) || is_enum(object))
-      fail(PyExc_TypeError, "the dict has a key of type %s; keys may be str, int, float, bool, None, bytes and tuples of these", type->tp_name);
+      fail(PyExc_TypeError,
+           "the dict has a key of type %s; keys may be str, int, float, bool, None, bytes and tuples of these",
+           type->tp_name);
     if (depth >= max_depth) fail(PyExc_ValueError, "a key is nested more than %s deep", "1000");
     const Py_ssize_t count = PyTuple_GET_SIZE(object);
     writer_.count(Tag::tuple, static_cast<uint64_t>(count));
@@ -130,10 +141,13 @@ class Packer {
     path_.push_back({container, nullptr, 0});
   }
 
-  void changed(PyObject* container) { fail(PyExc_RuntimeError, "the %s changed while it was packed", Py_TYPE(container)->tp_name); }
+  void changed(PyObject* container) {
+    fail(PyExc_RuntimeError, "the %s changed while it was packed", Py_TYPE(container)->tp_name);
+  }
 
   void sequence(Tag tag, PyObject* object) {
-    if (is_enum_sequence(object)) fail(PyExc_TypeError, "an enum (%s) cannot travel; send its .value", Py_TYPE(object)->tp_name);
+    if (is_enum_sequence(object))
+      fail(PyExc_TypeError, "an enum (%s) cannot travel; send its .value", Py_TYPE(object)->tp_name);
     const Py_ssize_t count = PySequence_Fast_GET_SIZE(object);
     writer_.count(tag, static_cast<uint64_t>(count));
     enter(object);
@@ -183,14 +197,16 @@ class Packer {
     enter(object);
     for (Py_ssize_t i = 0; i < count; ++i) {
       PyObject* pair = PyList_GET_ITEM(items.ptr(), i);
-      if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2) fail(PyExc_TypeError, "the items of this %s aren't pairs", Py_TYPE(object)->tp_name);
+      if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2)
+        fail(PyExc_TypeError, "the items of this %s aren't pairs", Py_TYPE(object)->tp_name);
       entry(PyTuple_GET_ITEM(pair, 0), PyTuple_GET_ITEM(pair, 1));
     }
     path_.pop_back();
   }
 
   bool handle(PyObject* object) {
-    if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != imported("tensorlink.types", "TensorRef", &handle_type)) return false;
+    if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != imported("tensorlink.types", "TensorRef", &handle_type))
+      return false;
     nb::bytes encoded(nb::object(nb::handle(object).attr("to_bytes")()));
     bytes(Tag::handle, encoded.ptr());
     return true;
@@ -204,9 +220,8 @@ class Packer {
       stand_in = nb::borrow(known->second);
     } else {
       const std::string where = path();
-      stand_in = nb::steal(PyObject_CallFunction(imported("tensorlink.tensors", "canonical", &adapter), "Os#O", object,
-                                                 where.c_str(), static_cast<Py_ssize_t>(where.size()),
-                                                 writable_ ? Py_True : Py_False));
+      stand_in = nb::steal(PyObject_CallFunction(imported("tensorlink.tensors", "canonical", &adapter), "OsO", object,
+                                                 where.c_str(), writable_ ? Py_True : Py_False));
       if (!stand_in.is_valid()) throw nb::python_error();
       out_.kept.push_back(nb::borrow(object).release().ptr());  // so that its address stays its own
       out_.kept.push_back(nb::borrow(stand_in).release().ptr());
@@ -214,7 +229,8 @@ class Packer {
     }
     TensorFields fields;
     if (read_tensor(stand_in.ptr(), fields) != Leaf::yes)
-      fail(PyExc_TypeError, "a tensor of type %s has no plain memory that could travel; pass a dense CPU tensor", Py_TYPE(object)->tp_name);
+      fail(PyExc_TypeError, "a tensor of type %s has no plain memory that could travel; pass a dense CPU tensor",
+           Py_TYPE(object)->tp_name);
     leaf(object, stand_in.ptr(), fields);
   }
 
@@ -227,7 +243,8 @@ class Packer {
     leaf.ndim = static_cast<uint8_t>(fields.ndim);
     leaf.writable = fields.writable;
     const auto item = static_cast<int64_t>(itemsize(fields.dtype));
-    if (!dense_nbytes(fields.shape, fields.ndim, itemsize(fields.dtype), &leaf.nbytes) || leaf.nbytes > INT64_MAX - out_.nbytes)
+    if (!dense_nbytes(fields.shape, fields.ndim, itemsize(fields.dtype), &leaf.nbytes) ||
+        leaf.nbytes > INT64_MAX - out_.nbytes)
       fail(PyExc_ValueError, "this %s has more than 2**63 bytes", Py_TYPE(object)->tp_name);
     leaf.dense = is_dense(fields.shape, fields.strides, fields.ndim, item);
     if (writable_ && !leaf.dense && overlaps(fields, leaf.nbytes))
@@ -253,7 +270,8 @@ class Packer {
     if (nbytes == 0) return false;
     for (int i = 0; i < fields.ndim; ++i)
       if (fields.shape[i] > 1 && fields.strides[i] == 0) return true;
-    return !byte_span(fields.shape, fields.strides, fields.ndim, static_cast<int64_t>(itemsize(fields.dtype)), &low, &high) ||
+    return !byte_span(fields.shape, fields.strides, fields.ndim, static_cast<int64_t>(itemsize(fields.dtype)), &low,
+                      &high) ||
            nbytes > static_cast<uint64_t>(high - low);
   }
 
@@ -277,7 +295,8 @@ class Packer {
   }
 
   size_t slot(const void* id) const {
-    return static_cast<size_t>((reinterpret_cast<uintptr_t>(id) >> 4) * 0x9e3779b97f4a7c15ull >> 20) & (slots_.size() - 1);
+    return static_cast<size_t>((reinterpret_cast<uintptr_t>(id) >> 4) * 0x9e3779b97f4a7c15ull >> 20) &
+           (slots_.size() - 1);
   }
 
   void grow() {
@@ -292,7 +311,8 @@ class Packer {
   bool same_layout(const PackedLeaf& a, const PackedLeaf& b, const TensorFields& fields) const {
     const size_t bytes = sizeof(int64_t) * a.ndim;
     return a.dtype == b.dtype && a.framework == b.framework && a.ndim == b.ndim &&
-           std::memcmp(out_.shape(a), fields.shape, bytes) == 0 && std::memcmp(out_.strides(a), fields.strides, bytes) == 0;
+           std::memcmp(out_.shape(a), fields.shape, bytes) == 0 &&
+           std::memcmp(out_.strides(a), fields.strides, bytes) == 0;
   }
 
   std::string path() const {
@@ -342,7 +362,8 @@ void copy_payload(const Packed& packed, char* to) {
       copy_bytes(to + leaf.offset, leaf.data, leaf.nbytes);
     else
       StridedCopy(to + leaf.offset, nullptr, leaf.data, packed.strides(leaf), packed.shape(leaf), leaf.ndim,
-                  itemsize(leaf.dtype)).run();
+                  itemsize(leaf.dtype))
+          .run();
   }
 }
 
@@ -351,8 +372,9 @@ std::string Packed::meta_in_place(const Extent* extents, size_t count) const {
   places.reserve(leaves.size());
   for (const PackedLeaf& leaf : leaves) {
     int64_t low = 0, high = 0;
-    if (leaf.nbytes && (!byte_span(shape(leaf), strides(leaf), leaf.ndim, static_cast<int64_t>(itemsize(leaf.dtype)), &low, &high) ||
-                        leaf.nbytes > static_cast<uint64_t>(high - low)))
+    if (leaf.nbytes &&
+        (!byte_span(shape(leaf), strides(leaf), leaf.ndim, static_cast<int64_t>(itemsize(leaf.dtype)), &low, &high) ||
+         leaf.nbytes > static_cast<uint64_t>(high - low)))
       return {};
     size_t i = 0;
     uint64_t offset = 0;

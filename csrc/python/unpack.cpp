@@ -10,7 +10,7 @@ namespace tl::python {
 
 namespace {
 
-constexpr uint32_t many = 64;               // tensors from which a garbage collection in the middle would be felt
+constexpr uint32_t many = 64;                 // tensors from which a garbage collection in the middle would be felt
 constexpr uint64_t release_from = 256 << 10;  // bytes from which copying without the GIL pays
 
 PyObject* handle_from_bytes;
@@ -70,11 +70,19 @@ class Builder {
   nb::object value(uint32_t depth) {
     reader_.next(token_);
     switch (token_.tag) {
-      case Tag::tensor: case Tag::strided_tensor: case Tag::alias: return tensors_.tensor(token_);
-      case Tag::list: return sequence(depth, PyList_New, [](PyObject* list, Py_ssize_t i, PyObject* item) { PyList_SET_ITEM(list, i, item); });
-      case Tag::tuple: return tuple(depth, false);
-      case Tag::dict: return dict(depth);
-      default: return scalar();
+      case Tag::tensor:
+      case Tag::strided_tensor:
+      case Tag::alias:
+        return tensors_.tensor(token_);
+      case Tag::list:
+        return sequence(depth, PyList_New,
+                        [](PyObject* list, Py_ssize_t i, PyObject* item) { PyList_SET_ITEM(list, i, item); });
+      case Tag::tuple:
+        return tuple(depth, false);
+      case Tag::dict:
+        return dict(depth);
+      default:
+        return scalar();
     }
   }
 
@@ -89,12 +97,18 @@ class Builder {
     const std::string_view bytes = token_.bytes;
     const auto size = [&] { return static_cast<Py_ssize_t>(bytes.size()); };
     switch (token_.tag) {
-      case Tag::none: return nb::none();
-      case Tag::no: return nb::bool_(false);
-      case Tag::yes: return nb::bool_(true);
-      case Tag::integer: return nb::steal(checked(PyLong_FromLongLong(token_.integer)));
-      case Tag::real: return nb::steal(checked(PyFloat_FromDouble(token_.real)));
-      case Tag::bytes: return nb::steal(checked(PyBytes_FromStringAndSize(bytes.data(), size())));
+      case Tag::none:
+        return nb::none();
+      case Tag::no:
+        return nb::bool_(false);
+      case Tag::yes:
+        return nb::bool_(true);
+      case Tag::integer:
+        return nb::steal(checked(PyLong_FromLongLong(token_.integer)));
+      case Tag::real:
+        return nb::steal(checked(PyFloat_FromDouble(token_.real)));
+      case Tag::bytes:
+        return nb::steal(checked(PyBytes_FromStringAndSize(bytes.data(), size())));
       case Tag::text: {
         PyObject* text = PyUnicode_DecodeUTF8(bytes.data(), size(), "surrogatepass");
         if (text) return nb::steal(text);
@@ -171,7 +185,8 @@ class PayloadTensors {
     const LeafRecord& leaf = token.leaf;
     check_place(leaf, sizes_.data(), sizes_.size());
     const bool torch = build_torch(leaf.framework, like_);
-    nb::object made = mode_ == Mode::view && (!torch || (writable_ && viewable(leaf))) ? view(leaf, torch) : copy(leaf, torch);
+    nb::object made =
+        mode_ == Mode::view && (!torch || (writable_ && viewable(leaf))) ? view(leaf, torch) : copy(leaf, torch);
     built_.push_back(made);
     return made;
   }
@@ -198,7 +213,9 @@ class PayloadTensors {
     const Memory& memory = torch ? *writable_ : shared_;
     const char* data = memory.extents[leaf.extent].data + leaf.offset;
     const int64_t* strides = leaf.strided ? leaf.strides : nullptr;
-    if (torch) return nb::steal(checked(torch_view(leaf.dtype, leaf.ndim, leaf.shape, strides, leaf.nbytes ? data : nullptr, memory.keep)));
+    if (torch)
+      return nb::steal(
+          checked(torch_view(leaf.dtype, leaf.ndim, leaf.shape, strides, leaf.nbytes ? data : nullptr, memory.keep)));
     if (!base_.is_valid() && memory.keep) base_ = nb::steal(checked(keep_capsule(memory.keep)));
     return nb::steal(checked(numpy_view(leaf.dtype, leaf.ndim, leaf.shape, strides, data, base_.ptr())));
   }
@@ -269,7 +286,8 @@ uint8_t meta_frameworks(const char* meta, size_t nbytes, PyObject* like) try {
   raise("CorruptTransferError", error.what());
 }
 
-PyObject* unpack(const char* meta, size_t nbytes, const Memory& shared, const Memory* writable, Mode mode, PyObject* like) try {
+PyObject* unpack(const char* meta, size_t nbytes, const Memory& shared, const Memory* writable, Mode mode,
+                 PyObject* like) try {
   PayloadTensors tensors(shared, writable, mode, parse_like(like));
   nb::object result = Builder<PayloadTensors>({meta, nbytes}, tensors).run();
   tensors.finish();
@@ -282,7 +300,7 @@ PyObject* unpack(const char* meta, size_t nbytes, const Memory& shared, const Me
 }
 
 PyObject* FillPlan::result() const {
-  GivenTensors tensors(out_, targets_);
+  GivenTensors tensors(*out_, targets_);
   return Builder<GivenTensors>(meta_, tensors).run().release().ptr();
 }
 

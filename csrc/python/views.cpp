@@ -10,6 +10,19 @@ namespace tl::python {
 namespace {
 // Below this a copy is cheaper than a mapped view, and does not pin a block.
 constexpr uint64_t kViewFrom = 64u << 10;
+
+// Runs a plan to its end, or until the flag or the deadline stops it: Fault::cancelled, timeout. Gives up the GIL meanwhile.
+void finish(const FillPlan& plan, const Extent* extents, size_t count, const Stop* stop, int64_t deadline_ns) {
+  static const std::atomic<bool> never{false};
+  Outcome outcome;
+  {
+    nb::gil_scoped_release released;
+    outcome = plan.run(extents, count, stop ? stop->flag : never, deadline_ns == INT64_MAX ? 0 : deadline_ns);
+  }
+  if (outcome == Outcome::stopped) throw Error(Fault::cancelled, "cancelled while the tensors were being filled");
+  if (outcome == Outcome::timed_out) throw Error(Fault::timeout, "the deadline passed while the tensors were being filled");
+}
+
 }  // namespace
 
 std::unique_ptr<View> View::open(Engine& engine, std::shared_ptr<Connection> connection, std::string_view bytes, double timeout_s) {
@@ -91,19 +104,38 @@ PyObject* View::fill(std::string_view meta, PyObject* out, const Stop* stop, dou
   return read(fill_from(meta, payload().data(), count_, out, stop, timeout_s));
 }
 
+void View::refill(Refill& target, const Stop* stop, double timeout_s) {
+  target.run(payload(), stop, timeout_s);
+  read(nullptr);
+}
+
+Refill::Refill(nb::object target) : target_(std::move(target)), packed_(pack(target_.ptr(), true)) {}
+
+void Refill::prepare(std::string_view meta) {
+  auto packed = pack(target_.ptr(), true);
+  const bool same = plan_ && packed->meta == packed_->meta && meta == meta_;
+  if (same) {
+    plan_->retarget(*packed);
+  } else {
+    plan_.reset();
+    meta_ = meta;
+    auto plan = std::make_unique<FillPlan>(meta_.data(), meta_.size(), *packed, Wording{"state_dict", "is published", "into"});
+    if (!plan->differences().empty())
+      raise("LayoutMismatchError", "into doesn't fit what is published:\n" + plan->differences());
+    plan_ = std::move(plan);
+  }
+  packed_ = std::move(packed);
+}
+
+void Refill::run(const std::vector<Extent>& extents, const Stop* stop, double timeout_s) {
+  finish(*plan_, extents.data(), extents.size(), stop, deadline_of(timeout_s));
+}
+
 PyObject* fill_from(std::string_view meta, const Extent* extents, size_t count, PyObject* out, const Stop* stop, double timeout_s) {
-  static const std::atomic<bool> never{false};
   auto target = pack(out, true);
   FillPlan plan(meta.data(), meta.size(), *target);
   if (!plan.differences().empty()) raise("LayoutMismatchError", "out doesn't fit what arrived:\n" + plan.differences());
-  int64_t deadline = deadline_of(timeout_s);
-  Outcome outcome;
-  {
-    nb::gil_scoped_release released;
-    outcome = plan.run(extents, count, stop ? stop->flag : never, deadline == INT64_MAX ? 0 : deadline);
-  }
-  if (outcome == Outcome::stopped) throw Error(Fault::cancelled, "cancelled while the tensors were being filled");
-  if (outcome == Outcome::timed_out) throw Error(Fault::timeout, "the deadline passed while the tensors were being filled");
+  finish(plan, extents, count, stop, deadline_of(timeout_s));
   return plan.result();
 }
 

@@ -13,6 +13,8 @@ struct Stop {
   std::atomic<bool> flag{false};
 };
 
+class Refill;
+
 // An object that a peer keeps readable for us, until this and all views built from it are gone.
 class View {
  public:
@@ -25,6 +27,7 @@ class View {
   // Both count as the one read of this view, once they succeed.
   PyObject* unpack(std::string_view meta, PyObject* like, bool copy);
   PyObject* fill(std::string_view meta, PyObject* out, const Stop* stop, double timeout_s);
+  void refill(Refill& target, const Stop* stop, double timeout_s);  // what prepare() of it compared
   const std::shared_ptr<Connection>& connection() const { return connection_; }
   // Stops between pieces of 8 MiB: Fault::cancelled, and nothing is written after it returns.
   void copy_to(uintptr_t address, const Stop* stop);
@@ -44,6 +47,24 @@ class View {
   uint64_t nbytes_ = 0;
   std::vector<Extent> payload_;
   std::string meta_;
+};
+
+// Fills one object again and again, from objects that mostly have one layout: their trees are compared once.
+//
+// The object is taken apart anew each time, which costs a fraction of the comparison: its tensors may have moved.
+class Refill {
+ public:
+  explicit Refill(nanobind::object target);
+  // The next run() copies what `meta` describes. Raises: LayoutMismatchError, TypeError, CorruptTransferError.
+  void prepare(std::string_view meta);
+  // Without `stop` and with a negative time it ends only when all is copied.
+  void run(const std::vector<Extent>& extents, const Stop* stop, double timeout_s);
+
+ private:
+  nanobind::object target_;
+  std::unique_ptr<Packed> packed_;
+  std::string meta_;
+  std::unique_ptr<FillPlan> plan_;  // refers to `meta_` and `*packed_`
 };
 
 // Fills `out` from extents; raises LayoutMismatchError, TransferCancelledError, TransferTimeoutError. Nothing is written after it returns.

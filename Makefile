@@ -1,0 +1,51 @@
+# People and CI use the same commands. Everything runs in .venv, which the first command makes; `make help` lists them.
+# Arguments: make test ARGS="-k layers -x"; make demo ARGS="--workers 3"; make test PYTHON=python3.13
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench proto stubs format sanitize clean venv-demo venv-test venv-bench venv-dev
+
+python := .venv/bin/python
+checked := $(wildcard tensorlink tests tools examples bench setup.py)
+ARGS ?=
+export MPLBACKEND ?= Agg
+
+help: ## This list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 12
+
+demo: venv-demo ## Trains a small policy with rollout workers, weights and rollouts sent by TensorLink
+	$(python) examples/rl_weight_sync.py $(ARGS)
+
+test: venv-test ## All tests
+	$(python) -m pytest $(ARGS)
+
+check: venv-dev ## Lint, format, types, layers, and whether generated files are fresh
+	$(python) -m ruff check .
+	$(python) -m ruff format --check .
+	$(python) -m mypy $(checked)
+	$(python) tools/stubs.py --check
+	$(python) tools/proto.py --check
+	$(python) -m pytest -q tests/test_layers.py
+
+bench: venv-bench ## Benchmarks against memcpy, Gloo and multiprocessing, as ratios
+	$(python) -m bench $(ARGS)
+
+proto: venv-dev ## Regenerates the protobuf code
+	$(python) tools/proto.py
+
+stubs: venv-dev ## Regenerates the stub of the native core
+	$(python) tools/stubs.py
+
+format: venv-dev ## Formats and fixes what can be fixed
+	$(python) -m ruff check --fix .
+	$(python) -m ruff format .
+
+sanitize: venv-test ## The core under ASan with UBSan, then TSan; ARGS are pytest's
+	tools/sanitize.sh address $(ARGS)
+	tools/sanitize.sh thread $(ARGS)
+
+clean: ## Removes all that was built, .venv too
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	find tensorlink -name '*.so' -delete
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+venv-demo venv-test venv-bench venv-dev: venv-%:
+	@tools/venv.sh $*
