@@ -26,6 +26,13 @@
 
 namespace tl::test {
 
+// The suites, one a file.
+void ring_tests();
+void holds_tests();
+void board_tests();
+void inbox_tests();
+void segments_tests();
+
 // Source: Marsaglia, "Xorshift RNGs", 2003.
 class Random {
  public:

@@ -135,7 +135,7 @@ void noise_stays_inside() {
 
 }  // namespace
 
-int main() {
+void tl::test::ring_tests() {
   frames_arrive_in_order();
   a_full_ring_has_no_room();
   impossible_indices_are_corrupt();
