@@ -1,6 +1,7 @@
 #include "connection.h"
 
 #include <algorithm>
+#include <stdexcept>
 
 namespace tl {
 
@@ -18,6 +19,7 @@ Connection::Connection(uint64_t serial, Identity peer, int pid, Parts parts, std
       control_(reinterpret_cast<const Control*>(parts_.their_control.data())) {}
 
 uint64_t Connection::frame_size(const Outgoing& m) {
+  if (m.tag.size() > UINT16_MAX) throw std::length_error("a tag has at most 65535 bytes");
   return sizeof(FrameHeader) + m.tag.size() + m.meta.size() + m.descriptor.size() + m.payload_size;
 }
 

@@ -24,8 +24,6 @@ from tensorlink.types import PeerId, PeerInfo
 
 _GONE_WAIT_S = 0.05
 _STARTING_S = 0.005
-PREFERENCE = ("local", "shm")
-"""Fastest first; transports that are not named come after, by name."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +46,7 @@ class Links:
         self.me = PeerId(control.name, 0)
         """Set by the endpoint once it has joined."""
         self.transports: dict[str, Transport] = {}
+        """Those that can be used here, by what they say of themselves: the fastest first."""
         self.rejected: dict[str, str] = {}
         """Transports that cannot be used here, and why."""
         self._links: dict[str, PeerLink] = {}
@@ -57,17 +56,20 @@ class Links:
         self._load(site)
 
     def _load(self, site: Site) -> None:
-        names = sorted(registry.installed(), key=lambda n: (PREFERENCE.index(n) if n in PREFERENCE else len(PREFERENCE), n))
-        for name in names:
+        usable: list[tuple[float, str, Transport]] = []
+        for name in sorted(registry.installed()):
             if not self._settings.allows(name):
                 self.rejected[name] = "excluded by the setting transports"
                 continue
             transport = registry.load(name)(site)
-            why = [link.unavailable for link in transport.links() if link.unavailable]
-            if why:
-                self.rejected[name] = why[0]
+            links = transport.links()
+            why = next((link.unavailable for link in links if link.unavailable), None)
+            if why is None:
+                usable.append((-max(link.bytes_per_s for link in links), name, transport))
             else:
-                self.transports[name] = transport
+                self.rejected[name] = why
+        usable.sort(key=lambda row: row[:2])
+        self.transports.update({name: transport for _, name, transport in usable})
 
     def addresses(self) -> dict[str, bytes]:
         """What a peer needs to connect to each transport here."""

@@ -15,26 +15,31 @@ RANKS = {
     "types": 2,
     "settings": 2,
     "tensors": 3,
-    "trees": 3,
+    "transfer": 3,
+    "hooks": 3,
     "topology": 3,
     "transports.base": 3,
+    "transports.pool": 4,  # what transports over the engine share
     "accelerators.base": 3,
     "control": 4,
     "lifecycle": 4,
     "paths": 4,
     "transports": 4,  # the registry and, one module each, the transports
     "accelerators": 4,
-    "endpoint": 5,
-    "weights": 6,
-    "testing": 6,
-    "api": 6,
-    "integrations": 7,
-    "": 7,  # tensorlink/__init__.py: the public names
-    "cli": 8,
+    "links": 5,
+    "messages": 6,
+    "objects": 6,
+    "endpoint": 7,
+    "testing": 8,
+    "api": 8,
+    "weights": 9,
+    "integrations": 10,
+    "": 10,  # tensorlink/__init__.py: the public names
+    "cli": 11,
 }
 SEPARATE = ("transports", "accelerators", "integrations")  # packages whose modules don't import one another
-PLUGIN_MAY = {"errors", "_core", "types", "transports.base", "accelerators.base"}  # all that a transport imports
-INFRASTRUCTURE = {"transports.base", "transports.registry", "accelerators.base", "accelerators.registry"}
+PLUGIN_MAY = {"errors", "_core", "types", "transports.base", "transports.pool", "accelerators.base"}  # all that a transport imports
+INFRASTRUCTURE = {"transports.base", "transports.registry", "transports.pool", "accelerators.base", "accelerators.registry"}
 
 PURE = {"lifecycle", "paths"}  # decide from what they are given: no I/O, no clock, no threads
 IMPURE_IMPORTS = {
@@ -97,7 +102,7 @@ def check(module: str, source: str, modules: set[str], plugins: set[str]) -> lis
     tree = ast.parse(source)
     found = [
         *_imports(module, tree, modules),
-        *_work_at_import(tree.body),
+        *(_work_at_import(tree.body) if not module.endswith("__main__") else ()),
         *_globals(module, tree),
         *_plugin_names(module, tree, plugins),
     ]

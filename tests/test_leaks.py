@@ -97,6 +97,31 @@ def test_orphans_are_seen_and_ended() -> None:
     assert leaks(before) == []
 
 
+HOLDER = """
+import mmap, sys
+with open(sys.argv[1], "r+b") as file, mmap.mmap(file.fileno(), 0):
+    print("up", flush=True)
+    input()
+"""
+
+
+def test_shared_file_of_another_process_is_no_leak() -> None:
+    before = Snapshot.take()
+    path = Path(f"/dev/shm/tensorlink-foreign-test-{os.getpid()}")
+    path.write_bytes(bytes(4096))
+    try:
+        command = [sys.executable, "-c", HOLDER, str(path)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"up\n"
+            assert not any(line.startswith("file") for line in leaks(before))
+            process.communicate(b"\n", timeout=30)
+        assert f"file {path}" in leaks(before)
+    finally:
+        path.unlink()
+    assert f"file {path}" not in leaks(before)
+
+
 def test_zombie_is_not_alive() -> None:
     process = subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE)
     assert process.stdout is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -69,6 +70,7 @@ def test_oldest_grpc_runs_the_generated_services() -> None:
     assert all(version <= oldest for version in versions), f"{versions} needs more than grpcio {oldest}"
 
 
+@pytest.mark.skipif("TENSORLINK_SANITIZED" in os.environ, reason="runs from a copy that isn't installed")
 def test_entry_points_load() -> None:
     found = metadata.distribution("tensorlink").entry_points
     assert {(point.group, point.name) for point in found} >= {

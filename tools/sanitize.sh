@@ -15,9 +15,10 @@ copy=$root/build/sanitize-$kind
 reports=$copy/reports
 
 mkdir -p "$copy"
-for part in tensorlink csrc tests examples tools bench setup.py pyproject.toml README.md LICENSE; do
+for part in *; do
+    case $part in build | dist | *.egg-info) continue ;; esac
     rm -rf "${copy:?}/$part"
-    [ ! -e $part ] || cp -a $part "$copy/" # -a: old dates, so that only what changed is compiled again
+    cp -a "$part" "$copy/" # -a: old dates, so that only what changed is compiled again
 done
 find "$copy/tensorlink" -name '*.so' -delete
 rm -rf "$reports"
