@@ -21,7 +21,8 @@ def mean(values: list[float]) -> float:
 
 
 def sync_s(series: Series) -> list[float]:
-    """Time spent on weights at each step, seconds: the publish and the slowest worker's pull."""
+    """Time spent on weights at each step, seconds: the publish, and the slowest worker's pull from the moment there was
+    something new. The two may overlap, so that this is the most that the sync can have cost."""
     return [publish + max(pulls) for publish, pulls in zip(series["publish_s"], series["pull_s"], strict=True)]
 
 
@@ -139,10 +140,11 @@ def draw(series: Series, summary: dict[str, Any], path: Path) -> None:
             if after > before:
                 axes.axvline(step, color=RED, linewidth=1, linestyle=(0, (3, 2)))
                 if axes is top:
-                    side = "left" if step < len(series["step"]) / 4 else "right"
+                    side = "left" if step <= len(series["step"]) / 3 else "right"
                     note = " a worker was killed \n and started again "
-                    axes.annotate(note, (step, 0.87), ha=side, va="top", color=RED, fontsize=9)
+                    axes.annotate(note, (step, 0.87), ha=side, va="top", color=RED, fontsize=9).set_in_layout(False)
     bottom.set_xlabel("training step", color=MUTED)
+    bottom.xaxis.get_major_locator().set_params(integer=True)
     fig.savefig(path, dpi=150)
     plt.close(fig)
 
@@ -169,16 +171,15 @@ def _sync_panel(axes: Any, series: Series, summary: dict[str, Any]) -> None:
     axes.set_title(title, loc="left", color=INK, fontweight="bold", fontsize=11)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
-    for name, color, values in (
-        ("slowest pull", BLUE, [1e3 * max(pulls) for pulls in series["pull_s"]]),
-        ("publish", ORANGE, [1e3 * value for value in series["publish_s"]]),
-    ):
+    pull, publish = [1e3 * max(pulls) for pulls in series["pull_s"]], [1e3 * value for value in series["publish_s"]]
+    middle = {"slowest pull": sorted(pull)[len(pull) // 2], "publish": sorted(publish)[len(publish) // 2]}
+    for name, color, values in (("slowest pull", BLUE, pull), ("publish", ORANGE, publish)):
         axes.plot(series["step"], values, color=color, linewidth=1)
-        median = sorted(values)[len(values) // 2]
-        _name(axes, median, f"{name}\n{median:.2g} ms median", color)
+        text = f"{name}\n{middle[name]:.{2 if middle[name] < 10 else 0}f} ms median"
+        _name(axes, middle[name], text, color, "bottom" if middle[name] == max(middle.values()) else "top")
 
 
-def _name(axes: Any, y: float, text: str, color: str) -> None:
+def _name(axes: Any, y: float, text: str, color: str, side: str = "center") -> None:
     """Writes the name of a line at its right end."""
-    at: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "center"}
+    at: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": side}
     axes.annotate(text, (1, y), xytext=(6, 0), color=color, fontsize=9, **at)

@@ -253,12 +253,13 @@ def gather(crew: Crew, step: int) -> list[Rollout]:
     Raises: RuntimeError: no worker sent anything within PATIENCE_S.
     """
     began = time.monotonic()
+    grace = GRACE_S if step > 1 else PATIENCE_S  # starting up takes as long as the machine is busy
     while not (here := [name for name in crew.names if crew.inbox[name]]) or crew.awaited.difference(here):
         try:
             crew.accept(tl.recv(tag="rollout", timeout=TICK_S), step)
         except TransferTimeoutError:
             waited = time.monotonic() - began
-            if here and waited > GRACE_S:
+            if here and waited > grace:
                 crew.awaited.intersection_update(here)
             elif waited > PATIENCE_S:
                 raise RuntimeError(f"no worker sent a rollout for {PATIENCE_S:.0f} s") from None
@@ -272,14 +273,14 @@ def train(options: argparse.Namespace, show: Callable[[Series], None]) -> Series
     policy = Policy()
     optimizer = torch.optim.Adam(policy.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.99))
     series: Series = {}
-    published: dict[int, float] = {}
+    ready: dict[int, float] = {}
     with Crew(options) as crew, tl.init("trainer"):  # on the way out the endpoint closes first, and the workers notice
         weights = policy.state_dict()
         publisher = tl.WeightPublisher("policy", weights)
         for step in range(1, options.steps + 1):
-            began = time.monotonic()
+            ready[step] = began = time.monotonic()
             publisher.publish(version=step)
-            published[step] = time.monotonic()
+            published = time.monotonic()
             if step == options.kill_worker:
                 crew.processes[crew.names[0]].kill()
             batch = gather(crew, step)
@@ -294,9 +295,9 @@ def train(options: argparse.Namespace, show: Callable[[Series], None]) -> Series
                 exact=float(grades.amin(dim=1).mean()),
                 workers=[r["worker"] for r in batch],
                 versions=[r["version"] for r in batch],
-                publish_s=published[step] - began,
-                # A worker that asks before there is anything new waits for the trainer; the pull begins after that.
-                pull_s=[max(0.0, r["pulled_at"] - max(r["asked_at"], published[r["version"]])) for r in batch],
+                publish_s=published - began,
+                # A worker that asks before there are new weights waits for training, not for the pull.
+                pull_s=[r["pulled_at"] - max(r["asked_at"], ready[r["version"]]) for r in batch],
                 weight_bytes=len(batch) * tensor_bytes(weights),
                 rollout_bytes=sum(map(tensor_bytes, batch)),
                 restarts=crew.restarts,

@@ -1,3 +1,281 @@
 """
 TensorLink's native core: memory, messages and copies. Private; use `tensorlink`.
 """
+
+from typing import Any
+
+
+class Packed:
+    """
+    An object taken apart: `meta` describes it, the payload holds its tensors' bytes.
+    """
+
+    @property
+    def meta(self) -> bytes: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed payload."""
+
+    @property
+    def tensors(self) -> int:
+        """Distinct tensors."""
+
+    def single(self) -> tuple[tuple[int, ...], str, int] | None:
+        """(shape, dtype, itemsize) of an object that is one tensor, or None."""
+
+    def to_bytes(self) -> bytes:
+        """The payload; the gaps between tensors are zero."""
+
+    def copy_to(self, address: int) -> None:
+        """Writes the payload to `nbytes` of memory at `address`."""
+
+    def meta_in_place(self, extents: list) -> object:
+        """
+        Meta that refers to the tensors where they lie, in [(address, nbytes)]; None: some lie elsewhere.
+        """
+
+def pack(object: object | None, *, writable: bool = False) -> Packed:
+    """
+    Takes an object apart. Raises: TypeError, ValueError; LayoutMismatchError if `writable`.
+    """
+
+def unpack(meta: bytes, buffer: object, like: object | None = None, copy: bool = True) -> Any:
+    """
+    The object of `meta` with its payload in `buffer`. Raises: CorruptTransferError, TypeError.
+    """
+
+def describe(meta: bytes) -> list[tuple[str, tuple[int, ...], str, int, int | None]]:
+    """
+    (path, shape, dtype, nbytes, index of the tensor it repeats or None) a tensor.
+    """
+
+def fill(meta: bytes, buffer: object, out: object | None) -> Any:
+    """
+    Fills the tensors of `out` and returns its tree with the scalars of the message. Raises: LayoutMismatchError.
+    """
+
+def meta_frameworks(meta: bytes, like: object | None = None) -> int:
+    """Bits: 1 numpy, 2 torch; what `unpack` would build."""
+
+def torch_by_attributes(only: bool) -> None:
+    """For tests: as with a torch that has no C exchange API."""
+
+EAGER_LIMIT: int = 32768
+
+ANY_SOURCE: int = 4294967295
+
+def claim_of(descriptor: bytes) -> int: ...
+
+class Message:
+    """A message that was taken from the inbox."""
+
+    @property
+    def source(self) -> int: ...
+
+    @property
+    def incarnation(self) -> int: ...
+
+    @property
+    def descriptor(self) -> bytes: ...
+
+    @property
+    def meta(self) -> bytes: ...
+
+    @property
+    def offered(self) -> bool:
+        """The object lies in the sender's pool."""
+
+    @property
+    def connection(self) -> Connection:
+        """The connection that brought it, or None."""
+
+    def unpack(self, like: object | None) -> Any: ...
+
+    def fill(self, out: object, stop: Stop | None, timeout_s: float) -> Any: ...
+
+    def consumed(self) -> None:
+        """
+        Gives the sender its credit back. Call once, when the application has the object.
+        """
+
+class Posted:
+    """A receive that was posted before its message came."""
+
+    @property
+    def lost(self) -> bool: ...
+
+class Connection:
+    """A connection to one incarnation of a peer on this host."""
+
+    @property
+    def peer_name(self) -> str: ...
+
+    @property
+    def peer_incarnation(self) -> int: ...
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def serial(self) -> int: ...
+
+    @property
+    def up(self) -> bool: ...
+
+    @property
+    def gone(self) -> bool: ...
+
+    @property
+    def holds(self) -> int:
+        """Holds of this process on the peer's memory."""
+
+    def send(self, object: object | None, tag: str) -> Packed | None:
+        """None: sent. Else the packed object: too large, or no room now."""
+
+    def read_board(self, name: str) -> tuple[int, bytes] | None:
+        """(version, descriptor) of the newest notice, or None."""
+
+    def counters(self) -> dict[str, int]: ...
+
+class Stop:
+    """Stops a fill from another thread."""
+
+    def __init__(self) -> None: ...
+
+    def set(self) -> None: ...
+
+    def is_set(self) -> bool: ...
+
+class View:
+    """An object in a peer's pool, opened here under a hold."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def addresses(self) -> list[tuple[int, int]]: ...
+
+    def copy_to(self, address: int, stop: Stop | None) -> None:
+        """Copies the payload's spans, one after the other."""
+
+    def meta(self, beside: bytes) -> bytes: ...
+
+    def unpack(self, meta: bytes, like: object | None, copy: bool = False) -> Any: ...
+
+    def fill(self, meta: bytes, out: object, stop: Stop | None, timeout_s: float) -> Any: ...
+
+class Refill:
+    """
+    An object that is filled again and again. Raises: TypeError, LayoutMismatchError.
+    """
+
+    def __init__(self, target: object) -> None: ...
+
+    def prepare(self, view: View) -> None:
+        """
+        Compares, and writes nothing. The view's meta is in the pool. Raises: LayoutMismatchError.
+        """
+
+    def run(self, view: View, stop: Stop | None, timeout_s: float) -> None:
+        """
+        Copies. Without `stop` and with a negative time it ends only when all is copied.
+        """
+
+class Engine:
+    """Pool, connections and messages of one endpoint."""
+
+    def __init__(self, name: str, path: str, key: bytes, pool_bytes: int) -> None: ...
+
+    def start(self, incarnation: int) -> None: ...
+
+    def close(self) -> None: ...
+
+    @property
+    def closed(self) -> bool: ...
+
+    def connect(self, path: str, key: bytes, name: str, incarnation: int, timeout_s: float) -> Connection: ...
+
+    def connections(self) -> list[Connection]: ...
+
+    def disconnect(self, connection: Connection) -> None: ...
+
+    def set_peer(self, name: str, incarnation: int, up: bool) -> None: ...
+
+    def heartbeat(self, address: str, key: bytes, interval_s: float) -> None: ...
+
+    def heartbeat_state(self) -> int:
+        """0 idle, 1 connecting, 2 beating, 3 rejected, 4 unreachable"""
+
+    def store(self, packed: Packed, reads: int, ttl_s: float, reader: int, inline_meta: int, timeout_s: float) -> tuple[int, bytes, bytes] | None:
+        """
+        Copies an object into the pool: (claim, descriptor, meta beside it). None: no room before the deadline.
+        """
+
+    def claim_in_place(self, packed: Packed, reads: int, ttl_s: float) -> tuple[int, bytes, bytes] | None:
+        """
+        As store() without a copy, for tensors that already lie in the pool. None: some lie elsewhere.
+        """
+
+    def release(self, claim: int) -> bool: ...
+
+    def expose(self, address: int, nbytes: int) -> bytes | None:
+        """
+        Descriptor of memory, copied into the pool unless it lies there; None: no room.
+        """
+
+    def empty(self, nbytes: int, timeout_s: float) -> Any:
+        """Writable bytes in the pool, or None: no room before the deadline."""
+
+    def publish(self, name: str, version: int, descriptor: bytes) -> bool: ...
+
+    def published(self, name: str) -> tuple[int, bytes] | None:
+        """
+        What this process published last under a name: (version, descriptor), or None.
+        """
+
+    def open(self, connection: Connection, descriptor: bytes, timeout_s: float) -> View: ...
+
+    def sweep(self) -> None: ...
+
+    def usage(self) -> dict[str, Any]: ...
+
+    def receive(self, source: int, tag: str, timeout_s: float) -> Message | bool | None:
+        """A Message; False: the source is down; None: timed out."""
+
+    def source(self, name: str) -> int: ...
+
+    def source_name(self, source: int) -> str: ...
+
+    def put_back(self, message: Message) -> None: ...
+
+    def post(self, source: int, tag: str) -> Posted: ...
+
+    def posted_done(self, posted: Posted) -> bool: ...
+
+    def posted_wait(self, posted: Posted, timeout_s: float) -> bool: ...
+
+    def posted_collect(self, posted: Posted) -> Message:
+        """
+        Its message, or None: it was still waiting (and is withdrawn), or its source is down.
+        """
+
+    def send_packed(self, connection: Connection, packed: Packed, tag: str, timeout_s: float) -> bool:
+        """False: no room before the deadline."""
+
+    def send_offer(self, connection: Connection, descriptor: bytes, meta: bytes, tag: str, timeout_s: float) -> bool: ...
+
+    def frame(self, name: str, incarnation: int, tag: str, meta: bytes, descriptor: bytes, payload: bytes) -> bytes:
+        """A message as bytes, for another carrier."""
+
+    def deliver(self, name: str, incarnation: int, frame: bytes) -> None:
+        """Takes a message that another carrier brought."""
+
+    def wait_board(self, connection: Connection, name: str, version: int, timeout_s: float) -> bool: ...
+
+    def watch(self, on: bool) -> None: ...
+
+    @property
+    def event_fd(self) -> int: ...
+
+    @property
+    def queued(self) -> int: ...

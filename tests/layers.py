@@ -19,6 +19,7 @@ RANKS = {
     "hooks": 3,
     "topology": 3,
     "transports.base": 3,
+    "transports.pool": 4,  # what transports over the engine share
     "accelerators.base": 3,
     "control": 4,
     "lifecycle": 4,
@@ -37,8 +38,8 @@ RANKS = {
     "cli": 11,
 }
 SEPARATE = ("transports", "accelerators", "integrations")  # packages whose modules don't import one another
-PLUGIN_MAY = {"errors", "_core", "types", "transports.base", "accelerators.base"}  # all that a transport imports
-INFRASTRUCTURE = {"transports.base", "transports.registry", "accelerators.base", "accelerators.registry"}
+PLUGIN_MAY = {"errors", "_core", "types", "transports.base", "transports.pool", "accelerators.base"}  # all that a transport imports
+INFRASTRUCTURE = {"transports.base", "transports.registry", "transports.pool", "accelerators.base", "accelerators.registry"}
 
 PURE = {"lifecycle", "paths"}  # decide from what they are given: no I/O, no clock, no threads
 IMPURE_IMPORTS = {
@@ -101,7 +102,7 @@ def check(module: str, source: str, modules: set[str], plugins: set[str]) -> lis
     tree = ast.parse(source)
     found = [
         *_imports(module, tree, modules),
-        *_work_at_import(tree.body),
+        *(_work_at_import(tree.body) if not module.endswith("__main__") else ()),
         *_globals(module, tree),
         *_plugin_names(module, tree, plugins),
     ]

@@ -21,8 +21,9 @@ def module_name(path: Path) -> str:
     return ".".join(part for part in parts if part != "__init__")
 
 
-SOURCES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py")) if not path.stem.endswith("_pb2")}
-MODULES = {*SOURCES, "_core"} | {module_name(path) for path in PACKAGE.rglob("*_pb2.py")}
+GENERATED = ("_pb2", "_pb2_grpc")
+SOURCES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py")) if not path.stem.endswith(GENERATED)}
+MODULES = {"_core"} | {module_name(path) for path in PACKAGE.rglob("*.py")}
 ENTRY_POINTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
 PLUGINS = {name for group in ENTRY_POINTS.values() for name in group}
 

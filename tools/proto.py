@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = sorted(ROOT.glob("tensorlink/protocol/*.proto"))
+SOURCES = sorted(ROOT.glob("tensorlink/*/*.proto"))
 
 
 def generate(into: Path) -> None:

@@ -111,7 +111,8 @@ void bind_codec(nb::module_& module) {
       .def_ro("nbytes", &Packed::nbytes, "Bytes of the packed payload.")
       .def_prop_ro(
           "tensors", [](const Packed& packed) { return packed.leaves.size(); }, "Distinct tensors.")
-      .def("single", single, "(shape, dtype, itemsize) of an object that is one tensor, or None.")
+      .def("single", single,
+           nb::sig("def single(self) -> tuple[tuple[int, ...], str, int] | None"), "(shape, dtype, itemsize) of an object that is one tensor, or None.")
       .def("to_bytes", to_bytes, "The payload; the gaps between tensors are zero.")
       .def(
           "copy_to",
@@ -128,18 +129,21 @@ void bind_codec(nb::module_& module) {
             const std::string meta = packed.meta_in_place(spans.data(), spans.size());
             return meta.empty() ? nb::object(nb::none()) : nb::object(nb::bytes(meta.data(), meta.size()));
           },
-          "extents"_a,
+          nb::sig("def meta_in_place(self, extents: list[tuple[int, int]]) -> bytes | None"), "extents"_a,
           "Meta that refers to the tensors where they lie, in [(address, nbytes)]; None: some lie elsewhere.");
   module.def(
       "pack", [](nb::object object, bool writable) { return pack(object.ptr(), writable); }, "object"_a.none(),
       nb::kw_only(), "writable"_a = false,
       "Takes an object apart. Raises: TypeError, ValueError; LayoutMismatchError if `writable`.");
-  module.def("unpack", unpack_buffer, "meta"_a, "buffer"_a, "like"_a = nb::none(), "copy"_a = true,
+  module.def("unpack", unpack_buffer,
+           nb::sig("def unpack(meta: bytes, buffer: object, like: object | None = None, copy: bool = True) -> typing.Any"), "meta"_a, "buffer"_a, "like"_a = nb::none(), "copy"_a = true,
              "The object of `meta` with its payload in `buffer`. Raises: CorruptTransferError, TypeError.");
-  module.def("describe", describe, "meta"_a,
+  module.def("describe", describe,
+           nb::sig("def describe(meta: bytes) -> list[tuple[str, tuple[int, ...], str, int, int | None]]"), "meta"_a,
              "(path, shape, dtype, nbytes, index of the tensor it repeats or None) a tensor.");
   module.def(
-      "fill", fill, "meta"_a, "buffer"_a, "out"_a.none(),
+      "fill", fill,
+           nb::sig("def fill(meta: bytes, buffer: object, out: object | None) -> typing.Any"), "meta"_a, "buffer"_a, "out"_a.none(),
       "Fills the tensors of `out` and returns its tree with the scalars of the message. Raises: LayoutMismatchError.");
   module.def(
       "meta_frameworks",

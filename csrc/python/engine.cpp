@@ -108,8 +108,10 @@ void bind_messages(nb::module_& module) {
       .def_prop_ro("meta", [](const Message& m) { return to_bytes(m.meta()); })
       .def_prop_ro("offered", [](const Message& m) { return m.descriptor_size != 0; }, "The object lies in the sender's pool.")
       .def_prop_ro("connection", [](const Message& m) { return m.carrier; }, "The connection that brought it, or None.")
-      .def("unpack", unpack_message, "like"_a.none())
-      .def("fill", fill_message, "out"_a, "stop"_a.none(), "timeout_s"_a)
+      .def("unpack", unpack_message,
+           nb::sig("def unpack(self, like: object | None) -> typing.Any"), "like"_a.none())
+      .def("fill", fill_message,
+           nb::sig("def fill(self, out: object, stop: Stop | None, timeout_s: float) -> typing.Any"), "out"_a, "stop"_a.none(), "timeout_s"_a)
       .def("consumed", [](const Message& m) {
         if (m.carrier) m.carrier->credit(m.size);
       }, "Gives the sender its credit back. Call once, when the application has the object.");
@@ -188,9 +190,11 @@ void bind_connections(nb::module_& module) {
       .def_prop_ro("up", [](const Connection& c) { return c.up(); })
       .def_prop_ro("gone", [](const Connection& c) { return c.gone(); })
       .def_prop_ro("holds", [](Connection& c) { return c.holds_count(); }, "Holds of this process on the peer's memory.")
-      .def("send", send_object, "object"_a.none(), "tag"_a, "None: sent. Else the packed object: too large, or no room now.")
-      .def("read_board", read_board, "name"_a, "(version, descriptor) of the newest notice, or None.")
-      .def("counters", counters);
+      .def("send", send_object,
+           nb::sig("def send(self, object: object | None, tag: str) -> Packed | None"), "object"_a.none(), "tag"_a, "None: sent. Else the packed object: too large, or no room now.")
+      .def("read_board", read_board,
+           nb::sig("def read_board(self, name: str) -> tuple[int, bytes] | None"), "name"_a, "(version, descriptor) of the newest notice, or None.")
+      .def("counters", counters, nb::sig("def counters(self) -> dict[str, int]"));
   nb::class_<Stop>(module, "Stop", "Stops a fill from another thread.").def(nb::init<>()).def("set", [](Stop& s) { s.flag = true; }).def("is_set", [](const Stop& s) { return s.flag.load(); });
   nb::class_<View>(module, "View", "An object in a peer's pool, opened here under a hold.")
       .def_prop_ro("nbytes", &View::nbytes)
@@ -198,15 +202,15 @@ void bind_connections(nb::module_& module) {
         nb::list result;
         for (const Extent& e : v.payload()) result.append(nb::make_tuple(reinterpret_cast<uintptr_t>(e.data), e.nbytes));
         return result;
-      })
+      }, nb::sig("def addresses(self) -> list[tuple[int, int]]"))
       .def("copy_to", &View::copy_to, "address"_a, "stop"_a.none(), "Copies the payload's spans, one after the other.")
       .def("meta", [](View& v, nb::bytes beside) { return to_bytes(v.meta(text(beside))); }, "beside"_a)
       .def("unpack", [](View& v, nb::bytes meta, nb::handle like, bool copy) {
         return nb::steal(v.unpack(v.meta(text(meta)), like.ptr(), copy));
-      }, "meta"_a, "like"_a.none(), "copy"_a = false)
+      }, nb::sig("def unpack(self, meta: bytes, like: object | None, copy: bool = False) -> typing.Any"), "meta"_a, "like"_a.none(), "copy"_a = false)
       .def("fill", [](View& v, nb::bytes meta, nb::handle out, const Stop* stop, double timeout_s) {
         return nb::steal(v.fill(v.meta(text(meta)), out.ptr(), stop, timeout_s));
-      }, "meta"_a, "out"_a, "stop"_a.none(), "timeout_s"_a);
+      }, nb::sig("def fill(self, meta: bytes, out: object, stop: Stop | None, timeout_s: float) -> typing.Any"), "meta"_a, "out"_a, "stop"_a.none(), "timeout_s"_a);
   nb::class_<Refill>(module, "Refill", "An object that is filled again and again. Raises: TypeError, LayoutMismatchError.")
       .def(nb::init<nb::object>(), "target"_a)
       .def("prepare", [](Refill& r, View& v) { r.prepare(v.meta({})); }, "view"_a,
@@ -257,13 +261,17 @@ int heartbeat_state(Engine& engine) { return static_cast<int>(engine.heartbeat()
 
 template <class Class>
 void bind_memory(Class& engine) {
-  engine.def("store", store, "packed"_a, "reads"_a, "ttl_s"_a, "reader"_a, "inline_meta"_a, "timeout_s"_a,
+  engine.def("store", store,
+           nb::sig("def store(self, packed: Packed, reads: int, ttl_s: float, reader: int, inline_meta: int, timeout_s: float) -> tuple[int, bytes, bytes] | None"), "packed"_a, "reads"_a, "ttl_s"_a, "reader"_a, "inline_meta"_a, "timeout_s"_a,
              "Copies an object into the pool: (claim, descriptor, meta beside it). None: no room before the deadline.")
-      .def("claim_in_place", claim_in_place, "packed"_a, "reads"_a, "ttl_s"_a,
+      .def("claim_in_place", claim_in_place,
+           nb::sig("def claim_in_place(self, packed: Packed, reads: int, ttl_s: float) -> tuple[int, bytes, bytes] | None"), "packed"_a, "reads"_a, "ttl_s"_a,
            "As store() without a copy, for tensors that already lie in the pool. None: some lie elsewhere.")
       .def("release", [](Engine& e, uint64_t claim) { return e.release(claim); }, "claim"_a, nb::call_guard<nb::gil_scoped_release>())
-      .def("expose", expose, "address"_a, "nbytes"_a, "Descriptor of memory, copied into the pool unless it lies there; None: no room.")
-      .def("empty", empty_array, "nbytes"_a, "timeout_s"_a, "Writable bytes in the pool, or None: no room before the deadline.")
+      .def("expose", expose,
+           nb::sig("def expose(self, address: int, nbytes: int) -> bytes | None"), "address"_a, "nbytes"_a, "Descriptor of memory, copied into the pool unless it lies there; None: no room.")
+      .def("empty", empty_array,
+           nb::sig("def empty(self, nbytes: int, timeout_s: float) -> typing.Any"), "nbytes"_a, "timeout_s"_a, "Writable bytes in the pool, or None: no room before the deadline.")
       .def("publish", [](Engine& e, const std::string& name, uint64_t version, nb::bytes descriptor) {
         return e.publish(name, version, std::string(text(descriptor)));
       }, "name"_a, "version"_a, "descriptor"_a)
@@ -271,17 +279,19 @@ void bind_memory(Class& engine) {
         Notice notice;
         if (!e.published(name, notice)) return nb::none();
         return nb::make_tuple(notice.version, to_bytes(notice.descriptor));
-      }, "name"_a, "What this process published last under a name: (version, descriptor), or None.")
+      }, nb::sig("def published(self, name: str) -> tuple[int, bytes] | None"), "name"_a,
+         "What this process published last under a name: (version, descriptor), or None.")
       .def("open", [](Engine& e, std::shared_ptr<Connection> c, nb::bytes d, double timeout_s) {
         return View::open(e, std::move(c), text(d), timeout_s);
       }, "connection"_a, "descriptor"_a, "timeout_s"_a)
       .def("sweep", &Engine::sweep, nb::call_guard<nb::gil_scoped_release>())
-      .def("usage", usage);
+      .def("usage", usage, nb::sig("def usage(self) -> dict[str, typing.Any]"));
 }
 
 template <class Class>
 void bind_traffic(Class& engine) {
-  engine.def("receive", receive_object, "source"_a, "tag"_a, "timeout_s"_a, "A Message; False: the source is down; None: timed out.")
+  engine.def("receive", receive_object,
+           nb::sig("def receive(self, source: int, tag: str, timeout_s: float) -> Message | typing.Literal[False] | None"), "source"_a, "tag"_a, "timeout_s"_a, "A Message; False: the source is down; None: timed out.")
       .def("source", [](Engine& e, const std::string& name) { return e.inbox().source(name); }, "name"_a)
       .def("source_name", [](Engine& e, SourceId id) { return e.inbox().name(id); }, "source"_a)
       .def("put_back", [](Engine& e, Message& m) { e.inbox().put_back(std::make_unique<Message>(std::move(m))); }, "message"_a)

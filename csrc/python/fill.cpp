@@ -91,7 +91,7 @@ class Matcher {
       copies.emplace_back(from, to);
     else if (source_of_[to] != from)
       return add(path(message_, a) + " shares its tensor with another place in " + words_.target +
-                 ", but two different ones " + words_.source);
+                 ", but it is another one that " + words_.source);
     source_of_[to] = from;
     target_of[a] = to;
   }

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from tensorlink.control.standalone import serve
     from tensorlink.control.view import MembershipEvent
 
-# gRPC reads this once, when it loads. Without it each `os.fork` of a user prints a line about its fork handlers.
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-
 _HOMES = {
     "ControlClient": "client",
     "Hello": "peer_service",
@@ -58,4 +55,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # gRPC reads this once, when it loads. Without it each `os.fork` of a user prints a line about its fork handlers.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -14,8 +14,8 @@ import grpc
 
 from tensorlink.control import embedded, runtime_dir, wire
 from tensorlink.errors import AuthenticationError, ClosedError, CorruptTransferError
-from tensorlink.protocol import control_pb2 as pb
-from tensorlink.protocol import control_pb2_grpc as pb_grpc
+from tensorlink.control import control_pb2 as pb
+from tensorlink.control import control_pb2_grpc as pb_grpc
 from tensorlink.settings import Settings
 from tensorlink.types import PeerInfo
 

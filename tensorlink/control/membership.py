@@ -6,6 +6,7 @@ Not thread-safe: the coordinator's event loop is the only caller.
 from __future__ import annotations
 
 import difflib
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -38,7 +39,7 @@ class Lease:
     nonce: bytes
     expires: float
     links: bytes = b""
-    last_beat: float = field(default=float("-inf"))
+    last_beat: float = field(default=-math.inf)
 
 
 def _utc_us() -> int:

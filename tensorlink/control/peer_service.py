@@ -17,8 +17,8 @@ import grpc
 from tensorlink.control import mailbox, runtime_dir, wire
 from tensorlink.control.pool import DaemonPool
 from tensorlink.errors import TensorLinkError, TransportError
-from tensorlink.protocol import control_pb2 as pb
-from tensorlink.protocol import control_pb2_grpc as pb_grpc
+from tensorlink.control import control_pb2 as pb
+from tensorlink.control import control_pb2_grpc as pb_grpc
 from tensorlink.types import PeerId
 
 log = logging.getLogger("tensorlink.control")

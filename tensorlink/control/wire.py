@@ -13,7 +13,7 @@ import grpc
 
 from tensorlink import errors
 from tensorlink.errors import TensorLinkError
-from tensorlink.protocol import control_pb2 as pb
+from tensorlink.control import control_pb2 as pb
 from tensorlink.types import PeerId, PeerInfo
 
 VERSION = 1

@@ -2,6 +2,10 @@
 
 Values travel and resources never do: an address (`Transport.address`) and a descriptor (`Connection.expose`) are bytes
 that mean something to the same transport in another process; a connection, a view and a fetch belong to one process.
+
+Each side connects for itself. Two processes that have both connected to each other are a pair: what one exposes on its
+connection, the other fetches or maps on its own.
+
 `tensorlink.testing.TransportContract` checks all that is said here.
 """
 
@@ -41,13 +45,23 @@ class Site:
 
 
 class Fetch(Protocol):
-    """A copy from a peer's memory into ours, in progress."""
+    """A copy from a peer's memory into ours, in progress. The targets must stay alive until `wait` or `cancel` has returned."""
 
     def wait(self, timeout: float) -> None:
-        """Until all bytes have arrived. Raises: TransferTimeoutError (the fetch is then fenced), what `fetch` says."""
+        """Until all bytes have arrived; may be called again, with the same outcome.
+
+        When it has returned or raised, not one byte more lands in any target. A wait that times out has cancelled the
+        fetch, which may take a grace of a second more than `timeout`.
+
+        Raises: TransferTimeoutError; TransferCancelledError: after `cancel`, or an end of the connection by its own
+        process, that came before the last byte; what `fetch` says.
+        """
 
     def cancel(self) -> None:
-        """Stops it. Once this returns, not one byte more lands in any target. Idempotent; never raises."""
+        """Stops it. Once this returns, not one byte more lands in any target.
+
+        Blocks for a second at most. Idempotent; never raises; without effect on a fetch that is complete.
+        """
 
 
 class View(Protocol):
@@ -68,8 +82,8 @@ class View(Protocol):
 class Connection(ABC):
     """Live state towards one incarnation of one peer. Methods may be called from any thread.
 
-    After the peer has gone, or `close`, or `abort`, every method but these two raises `PeerLostError` or
-    `ClosedError`; views that were opened before stay readable.
+    After `close` or `abort`, `expose`, `fetch` and `map` raise `ClosedError`; after the peer has gone, `PeerLostError`.
+    `retract`, `close` and `abort` work at all times, and views that were opened before stay readable.
     """
 
     transport: str
@@ -77,29 +91,36 @@ class Connection(ABC):
 
     @abstractmethod
     def expose(self, buffers: Sequence[Buffer]) -> list[bytes]:
-        """Makes memory readable for the peer and returns a descriptor for each buffer.
+        """Makes memory readable for the peer and returns a descriptor for each buffer, of any size, 0 too.
 
-        The caller must not change the memory until `retract`. Raises: PoolExhaustedError.
+        It stays exposed, and the caller must not change the memory, until `retract` or the end of this connection. All
+        or none: after a failure none of the buffers is exposed. Raises: PoolExhaustedError.
         """
 
     @abstractmethod
     def retract(self, descriptors: Sequence[bytes]) -> None:
-        """Ends what `expose` began: from now on the peer can begin no read of it. Idempotent; doesn't wait for readers."""
+        """Ends what `expose` began: from now on the peer can begin no read of it; one that has begun gets the old bytes.
+
+        Idempotent; doesn't wait for readers. Raises: CorruptTransferError: that is no descriptor.
+        """
 
     @abstractmethod
     def fetch(self, pairs: Sequence[tuple[bytes, Buffer]]) -> Fetch:
         """Begins to copy what the peer exposed into memory of ours, of at least that size, and returns at once.
 
-        Raises, here or from `wait`: StaleRefError: retracted, or never exposed; CorruptTransferError: no descriptor;
-        LayoutMismatchError: a target is too small; PeerLostError. What a target holds after a failure is unknown, but
-        nothing lands in it any more.
+        A target may be larger: what lies behind the exposed bytes stays as it is. Any number of fetches may run at once.
+
+        Raises, here or from `wait`: StaleRefError: retracted, or never exposed; CorruptTransferError: no descriptor, or
+        one that names what isn't there; LayoutMismatchError: a target is too small, and no byte has moved; PeerLostError.
+        What the targets hold after any other failure is unknown, but nothing lands in them any more.
         """
 
     @abstractmethod
     def map(self, descriptor: bytes, timeout: float) -> View | None:
         """The exposed memory in place, with no copy; None where this transport or memory cannot do that.
 
-        Blocks at most `timeout` seconds. Raises: as `fetch`, and TransferTimeoutError.
+        What the view shows never changes: not by `retract`, not by what the owner does with its memory then, and not by
+        the death of the owner. Blocks at most `timeout` seconds. Raises: as `fetch`, and TransferTimeoutError.
         """
 
     @abstractmethod
@@ -113,11 +134,13 @@ class Connection(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Ends it gracefully. Idempotent; a close that fails has still closed."""
+        """Ends it gracefully: what it exposed is retracted, its fetches are cancelled. Idempotent; may be called at both ends
+        at once; a close that fails has still closed."""
 
     @abstractmethod
     def abort(self) -> None:
-        """Ends it at once. After it returns no byte lands in any target, and the peer reads no more through it. Never raises."""
+        """Ends it at once, without a word to the peer if need be. After it returns no byte lands in any target, and the peer
+        can begin no read of what this connection exposed. Idempotent; never raises."""
 
 
 class Transport(ABC):
@@ -134,20 +157,24 @@ class Transport(ABC):
 
     @abstractmethod
     def address(self) -> bytes:
-        """What a peer needs to connect here. Secret: it travels over the authenticated control channel only."""
+        """What a peer needs to connect here; the same at every call. Secret: it travels over the authenticated control
+        channel only."""
 
     @abstractmethod
     def reaches(self, local: bytes, remote: bytes) -> str | None:
-        """None: the processes with these addresses reach each other. Else why not. Pure and symmetric."""
+        """None: the processes with these addresses reach each other. Else why not. Pure and symmetric.
+
+        Raises: CorruptTransferError: one of them is no address of this transport.
+        """
 
     @abstractmethod
     def connect(self, peer: PeerId, address: bytes, mailbox: Mailbox | None, timeout: float) -> Connection:
         """Connects to a peer, within `timeout` seconds.
 
-        Raises: PeerLostError: nobody is there; PeerRestartedError: another incarnation is; AuthenticationError;
-        TransferTimeoutError.
+        Raises: PeerLostError: nobody is there; PeerRestartedError: another incarnation is; AuthenticationError: the key
+        in the address is wrong; CorruptTransferError: `address` is none; TransferTimeoutError; ClosedError: after `close`.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Ends all its connections. Idempotent."""
+        """Closes all its connections. Idempotent."""

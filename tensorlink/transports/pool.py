@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
+import time
+import weakref
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 
 from tensorlink import _core
 from tensorlink.errors import (
@@ -16,12 +19,16 @@ from tensorlink.errors import (
     PeerRestartedError,
     PoolExhaustedError,
     TensorLinkError,
+    TransferCancelledError,
     TransferTimeoutError,
 )
-from tensorlink.transports.base import Connection, Fetch, Mailbox, Transport, View
+from tensorlink.transports.base import Connection, Mailbox, Site, Transport
 from tensorlink.types import Buffer, PeerId
 
-_MAP_TIMEOUT_S = 10.0
+_MAP_TIMEOUT_S = 60.0
+_MAP_SLICE_S = 0.2
+_KEY_BYTES = 16
+_PATH_BYTES = 107
 
 
 class PoolFetch:
@@ -37,19 +44,35 @@ class PoolFetch:
 
     def _run(self) -> None:
         try:
-            for descriptor, target in self._pairs:
-                view = self._connection.map(descriptor, _MAP_TIMEOUT_S)
+            views = [self._open(descriptor) for descriptor, _ in self._pairs]  # all are held before a byte moves
+            for view, (_, target) in zip(views, self._pairs, strict=True):
                 if view.nbytes > target.nbytes:
                     raise LayoutMismatchError(f"{view.nbytes} bytes do not fit into a target of {target.nbytes}")
+            for view, (_, target) in zip(views, self._pairs, strict=True):
                 view.copy_to(target.address, self._stop)
-        except BaseException as error:  # handed to whoever waits
-            self._error = error
+        except Exception as error:  # handed to whoever waits; without its frames, which keep the views
+            self._error = error.with_traceback(None)
+
+    def _open(self, descriptor: bytes) -> _core.View:
+        """In slices, so that a peer that doesn't answer cannot delay a cancel."""
+        deadline = time.monotonic() + _MAP_TIMEOUT_S
+        while True:
+            if self._stop.is_set():
+                raise TransferCancelledError("the fetch was cancelled", peer=str(self._connection.peer), phase="fetch")
+            try:
+                return self._connection.map(descriptor, _MAP_SLICE_S)
+            except TransferTimeoutError:
+                if time.monotonic() > deadline:
+                    raise
 
     def wait(self, timeout: float) -> None:
-        self._thread.join(timeout)
+        self._thread.join(max(timeout, 0.0))
         if self._thread.is_alive():
             self.cancel()
-            raise TransferTimeoutError("the copy did not end in time", peer=str(self._connection.peer), phase="fetch")
+            if isinstance(self._error, TransferCancelledError):
+                self._error = TransferTimeoutError(
+                    "the copy did not end in time", peer=str(self._connection.peer), phase="fetch"
+                )
         if self._error is not None:
             raise self._error
 
@@ -66,7 +89,10 @@ class PoolConnection(Connection):
         self.peer = PeerId(native.peer_name, native.peer_incarnation)
         self._engine = engine
         self._native = native
+        self._lock = threading.Lock()
         self._closed = False
+        self._exposed: set[int] = set()
+        self._fetches: weakref.WeakSet[PoolFetch] = weakref.WeakSet()
 
     def _check(self) -> None:
         if self._closed:
@@ -76,25 +102,42 @@ class PoolConnection(Connection):
 
     def expose(self, buffers: Sequence[Buffer]) -> list[bytes]:
         """Memory in the pool is exposed where it lies; other memory as it is now, by a copy into the pool."""
-        self._check()
-        exposed = []
-        for buffer in buffers:
-            descriptor = self._engine.expose(buffer.address, buffer.nbytes)
-            if descriptor is None:
-                self.retract(exposed)
-                raise PoolExhaustedError(f"no room in the pool for {buffer.nbytes} bytes", phase="expose")
-            exposed.append(descriptor)
+        exposed: list[bytes] = []
+        try:
+            for buffer in buffers:
+                self._check()
+                descriptor = self._engine.expose(buffer.address, buffer.nbytes)
+                if descriptor is None:
+                    raise PoolExhaustedError(
+                        f"no room in the pool for {buffer.nbytes} bytes", peer=str(self.peer), phase="expose"
+                    )
+                exposed.append(descriptor)
+            self._remember(exposed)
+        except BaseException:
+            self.retract(exposed)
+            raise
         return exposed
 
+    def _remember(self, descriptors: Sequence[bytes]) -> None:
+        with self._lock:
+            self._check()
+            self._exposed.update(_core.claim_of(descriptor) for descriptor in descriptors)
+
     def retract(self, descriptors: Sequence[bytes]) -> None:
-        for descriptor in descriptors:
-            self._engine.release(_core.claim_of(descriptor))
+        claims = [_core.claim_of(descriptor) for descriptor in descriptors]
+        with self._lock:
+            self._exposed.difference_update(claims)
+        for claim in claims:
+            self._engine.release(claim)
 
-    def fetch(self, pairs: Sequence[tuple[bytes, Buffer]]) -> Fetch:
-        self._check()
-        return PoolFetch(self, pairs)
+    def fetch(self, pairs: Sequence[tuple[bytes, Buffer]]) -> PoolFetch:
+        with self._lock:
+            self._check()
+            fetch = PoolFetch(self, pairs)
+            self._fetches.add(fetch)
+        return fetch
 
-    def map(self, descriptor: bytes, timeout: float) -> _core.View:
+    def map(self, descriptor: bytes, timeout: float) -> View:
         self._check()
         return self._engine.open(self._native, descriptor, timeout)
 
@@ -106,9 +149,17 @@ class PoolConnection(Connection):
         return not self._closed and self._native.up
 
     def close(self) -> None:
-        if not self._closed:
+        with self._lock:
+            if self._closed:
+                return
             self._closed = True
-            self._engine.disconnect(self._native)
+            fetches, claims = list(self._fetches), list(self._exposed)
+            self._exposed.clear()
+        for fetch in fetches:
+            fetch.cancel()
+        for claim in claims:
+            self._engine.release(claim)
+        self._engine.disconnect(self._native)
 
     def abort(self) -> None:
         self.close()
@@ -117,38 +168,69 @@ class PoolConnection(Connection):
 class PoolTransport(Transport):
     """Connects two engines of one host."""
 
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._connections: weakref.WeakSet[PoolConnection] = weakref.WeakSet()
+
     def address(self) -> bytes:
         site = self.site
-        fields = {"host": site.host, "pid": site.pid, "path": site.socket_path, "key": site.key.hex()}
-        return json.dumps(fields).encode()
+        return Address(site.host, site.pid, site.socket_path, site.key.hex()).encode()
 
     def connect(self, peer: PeerId, address: bytes, mailbox: Mailbox | None, timeout: float) -> PoolConnection:
-        fields = parse(address)
+        to = Address.decode(address)
         try:
-            native = self.site.engine.connect(
-                str(fields["path"]), bytes.fromhex(str(fields["key"])), peer.name, peer.incarnation, timeout
-            )
-        except AuthenticationError as error:
-            if "restarted" in error.message:
-                raise PeerRestartedError(f"{peer.name} has restarted", peer=str(peer), transport=self.name) from None
-            raise
+            if self._closed:
+                raise ClosedError("the transport is closed")
+            native = self.site.engine.connect(to.path, bytes.fromhex(to.key), peer.name, peer.incarnation, timeout)
         except TensorLinkError as error:
+            if isinstance(error, AuthenticationError) and "restarted" in error.message:
+                error = PeerRestartedError(f"{peer.name} has restarted")
             error.peer, error.transport, error.phase = str(peer), self.name, "connect"
-            raise
-        return PoolConnection(self.name, self.site.engine, native)
+            raise error from None
+        connection = PoolConnection(self.name, self.site.engine, native)
+        with self._lock:
+            self._connections.add(connection)
+            closed = self._closed
+        if closed:
+            connection.close()
+        return connection
 
     def close(self) -> None:
-        """Its connections end with the engine, which the endpoint closes."""
+        with self._lock:
+            self._closed = True
+            connections = list(self._connections)
+        for connection in connections:
+            connection.close()
 
 
-def parse(address: bytes) -> dict[str, object]:
-    """The fields of an address. Raises: CorruptTransferError: it is none."""
-    try:
-        fields = json.loads(address)
-        str(fields["host"]), int(fields["pid"]), str(fields["path"]), bytes.fromhex(fields["key"])
-    except (ValueError, KeyError, TypeError):
+@dataclass(frozen=True)
+class Address:
+    """Where an engine listens. Travels as JSON."""
+
+    host: str
+    pid: int
+    path: str
+    key: str
+    """What it wants to see, in hexadecimal."""
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Address:
+        """Raises: CorruptTransferError: these bytes are no address."""
+        try:
+            fields = json.loads(data)
+            address = cls(fields["host"], fields["pid"], fields["path"], fields["key"])
+            good = isinstance(address.host, str) and type(address.pid) is int
+            good = good and 0 < len(address.path.encode()) <= _PATH_BYTES and "\0" not in address.path
+            if good and len(bytes.fromhex(address.key)) == _KEY_BYTES:
+                return address
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            pass
         raise CorruptTransferError("the address of a peer cannot be read") from None
-    return dict(fields)
 
 
-__all__ = ["PoolConnection", "PoolTransport", "View", "parse"]
+__all__ = ["Address", "PoolConnection", "PoolFetch", "PoolTransport"]

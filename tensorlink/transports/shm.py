@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensorlink.transports.pool import PoolTransport, parse
+from tensorlink.transports.pool import Address, PoolTransport
 from tensorlink.types import Link
 
 
@@ -13,5 +13,5 @@ class ShmTransport(PoolTransport):
         return (Link(self.name, bytes_per_s=20e9, latency_s=2e-6, reach="host"),)
 
     def reaches(self, local: bytes, remote: bytes) -> str | None:
-        a, b = parse(local), parse(remote)
-        return None if a["host"] == b["host"] else "it is on another host"
+        a, b = Address.decode(local), Address.decode(remote)
+        return None if a.host == b.host else "it is on another host"

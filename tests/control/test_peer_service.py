@@ -23,8 +23,8 @@ from tensorlink.errors import (
     TransferTimeoutError,
     TransportError,
 )
-from tensorlink.protocol import control_pb2 as pb
-from tensorlink.protocol import control_pb2_grpc as pb_grpc
+from tensorlink.control import control_pb2 as pb
+from tensorlink.control import control_pb2_grpc as pb_grpc
 from tensorlink.types import PeerId
 
 ME = PeerId("a", 7)

@@ -3,9 +3,9 @@
 import grpc
 import warnings
 
-from tensorlink.protocol import control_pb2 as tensorlink_dot_protocol_dot_control__pb2
+from tensorlink.control import control_pb2 as tensorlink_dot_control_dot_control__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.75.1'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in tensorlink/protocol/control_pb2_grpc.py depends on'
+        + f' but the generated code in tensorlink/control/control_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class CoordinatorStub:
+class CoordinatorStub(object):
     """Rendezvous, membership and leases. Soft state: a coordinator that starts again knows what its peers tell it.
     """
 
@@ -37,37 +37,37 @@ class CoordinatorStub:
         """
         self.Join = channel.unary_unary(
                 '/tensorlink.Coordinator/Join',
-                request_serializer=tensorlink_dot_protocol_dot_control__pb2.JoinRequest.SerializeToString,
-                response_deserializer=tensorlink_dot_protocol_dot_control__pb2.JoinReply.FromString,
+                request_serializer=tensorlink_dot_control_dot_control__pb2.JoinRequest.SerializeToString,
+                response_deserializer=tensorlink_dot_control_dot_control__pb2.JoinReply.FromString,
                 _registered_method=True)
         self.Leave = channel.unary_unary(
                 '/tensorlink.Coordinator/Leave',
-                request_serializer=tensorlink_dot_protocol_dot_control__pb2.LeaveRequest.SerializeToString,
-                response_deserializer=tensorlink_dot_protocol_dot_control__pb2.Empty.FromString,
+                request_serializer=tensorlink_dot_control_dot_control__pb2.LeaveRequest.SerializeToString,
+                response_deserializer=tensorlink_dot_control_dot_control__pb2.Empty.FromString,
                 _registered_method=True)
         self.Resolve = channel.unary_unary(
                 '/tensorlink.Coordinator/Resolve',
-                request_serializer=tensorlink_dot_protocol_dot_control__pb2.ResolveRequest.SerializeToString,
-                response_deserializer=tensorlink_dot_protocol_dot_control__pb2.Peer.FromString,
+                request_serializer=tensorlink_dot_control_dot_control__pb2.ResolveRequest.SerializeToString,
+                response_deserializer=tensorlink_dot_control_dot_control__pb2.Peer.FromString,
                 _registered_method=True)
         self.Find = channel.unary_unary(
                 '/tensorlink.Coordinator/Find',
-                request_serializer=tensorlink_dot_protocol_dot_control__pb2.FindRequest.SerializeToString,
-                response_deserializer=tensorlink_dot_protocol_dot_control__pb2.Peer.FromString,
+                request_serializer=tensorlink_dot_control_dot_control__pb2.FindRequest.SerializeToString,
+                response_deserializer=tensorlink_dot_control_dot_control__pb2.Peer.FromString,
                 _registered_method=True)
         self.Advertise = channel.unary_unary(
                 '/tensorlink.Coordinator/Advertise',
-                request_serializer=tensorlink_dot_protocol_dot_control__pb2.AdvertiseRequest.SerializeToString,
-                response_deserializer=tensorlink_dot_protocol_dot_control__pb2.Empty.FromString,
+                request_serializer=tensorlink_dot_control_dot_control__pb2.AdvertiseRequest.SerializeToString,
+                response_deserializer=tensorlink_dot_control_dot_control__pb2.Empty.FromString,
                 _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/tensorlink.Coordinator/Watch',
-                request_serializer=tensorlink_dot_protocol_dot_control__pb2.WatchRequest.SerializeToString,
-                response_deserializer=tensorlink_dot_protocol_dot_control__pb2.WatchReply.FromString,
+                request_serializer=tensorlink_dot_control_dot_control__pb2.WatchRequest.SerializeToString,
+                response_deserializer=tensorlink_dot_control_dot_control__pb2.WatchReply.FromString,
                 _registered_method=True)
 
 
-class CoordinatorServicer:
+class CoordinatorServicer(object):
     """Rendezvous, membership and leases. Soft state: a coordinator that starts again knows what its peers tell it.
     """
 
@@ -112,33 +112,33 @@ def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Join': grpc.unary_unary_rpc_method_handler(
                     servicer.Join,
-                    request_deserializer=tensorlink_dot_protocol_dot_control__pb2.JoinRequest.FromString,
-                    response_serializer=tensorlink_dot_protocol_dot_control__pb2.JoinReply.SerializeToString,
+                    request_deserializer=tensorlink_dot_control_dot_control__pb2.JoinRequest.FromString,
+                    response_serializer=tensorlink_dot_control_dot_control__pb2.JoinReply.SerializeToString,
             ),
             'Leave': grpc.unary_unary_rpc_method_handler(
                     servicer.Leave,
-                    request_deserializer=tensorlink_dot_protocol_dot_control__pb2.LeaveRequest.FromString,
-                    response_serializer=tensorlink_dot_protocol_dot_control__pb2.Empty.SerializeToString,
+                    request_deserializer=tensorlink_dot_control_dot_control__pb2.LeaveRequest.FromString,
+                    response_serializer=tensorlink_dot_control_dot_control__pb2.Empty.SerializeToString,
             ),
             'Resolve': grpc.unary_unary_rpc_method_handler(
                     servicer.Resolve,
-                    request_deserializer=tensorlink_dot_protocol_dot_control__pb2.ResolveRequest.FromString,
-                    response_serializer=tensorlink_dot_protocol_dot_control__pb2.Peer.SerializeToString,
+                    request_deserializer=tensorlink_dot_control_dot_control__pb2.ResolveRequest.FromString,
+                    response_serializer=tensorlink_dot_control_dot_control__pb2.Peer.SerializeToString,
             ),
             'Find': grpc.unary_unary_rpc_method_handler(
                     servicer.Find,
-                    request_deserializer=tensorlink_dot_protocol_dot_control__pb2.FindRequest.FromString,
-                    response_serializer=tensorlink_dot_protocol_dot_control__pb2.Peer.SerializeToString,
+                    request_deserializer=tensorlink_dot_control_dot_control__pb2.FindRequest.FromString,
+                    response_serializer=tensorlink_dot_control_dot_control__pb2.Peer.SerializeToString,
             ),
             'Advertise': grpc.unary_unary_rpc_method_handler(
                     servicer.Advertise,
-                    request_deserializer=tensorlink_dot_protocol_dot_control__pb2.AdvertiseRequest.FromString,
-                    response_serializer=tensorlink_dot_protocol_dot_control__pb2.Empty.SerializeToString,
+                    request_deserializer=tensorlink_dot_control_dot_control__pb2.AdvertiseRequest.FromString,
+                    response_serializer=tensorlink_dot_control_dot_control__pb2.Empty.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
-                    request_deserializer=tensorlink_dot_protocol_dot_control__pb2.WatchRequest.FromString,
-                    response_serializer=tensorlink_dot_protocol_dot_control__pb2.WatchReply.SerializeToString,
+                    request_deserializer=tensorlink_dot_control_dot_control__pb2.WatchRequest.FromString,
+                    response_serializer=tensorlink_dot_control_dot_control__pb2.WatchReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -148,7 +148,7 @@ def add_CoordinatorServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Coordinator:
+class Coordinator(object):
     """Rendezvous, membership and leases. Soft state: a coordinator that starts again knows what its peers tell it.
     """
 
@@ -167,8 +167,8 @@ class Coordinator:
             request,
             target,
             '/tensorlink.Coordinator/Join',
-            tensorlink_dot_protocol_dot_control__pb2.JoinRequest.SerializeToString,
-            tensorlink_dot_protocol_dot_control__pb2.JoinReply.FromString,
+            tensorlink_dot_control_dot_control__pb2.JoinRequest.SerializeToString,
+            tensorlink_dot_control_dot_control__pb2.JoinReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -194,8 +194,8 @@ class Coordinator:
             request,
             target,
             '/tensorlink.Coordinator/Leave',
-            tensorlink_dot_protocol_dot_control__pb2.LeaveRequest.SerializeToString,
-            tensorlink_dot_protocol_dot_control__pb2.Empty.FromString,
+            tensorlink_dot_control_dot_control__pb2.LeaveRequest.SerializeToString,
+            tensorlink_dot_control_dot_control__pb2.Empty.FromString,
             options,
             channel_credentials,
             insecure,
@@ -221,8 +221,8 @@ class Coordinator:
             request,
             target,
             '/tensorlink.Coordinator/Resolve',
-            tensorlink_dot_protocol_dot_control__pb2.ResolveRequest.SerializeToString,
-            tensorlink_dot_protocol_dot_control__pb2.Peer.FromString,
+            tensorlink_dot_control_dot_control__pb2.ResolveRequest.SerializeToString,
+            tensorlink_dot_control_dot_control__pb2.Peer.FromString,
             options,
             channel_credentials,
             insecure,
@@ -248,8 +248,8 @@ class Coordinator:
             request,
             target,
             '/tensorlink.Coordinator/Find',
-            tensorlink_dot_protocol_dot_control__pb2.FindRequest.SerializeToString,
-            tensorlink_dot_protocol_dot_control__pb2.Peer.FromString,
+            tensorlink_dot_control_dot_control__pb2.FindRequest.SerializeToString,
+            tensorlink_dot_control_dot_control__pb2.Peer.FromString,
             options,
             channel_credentials,
             insecure,
@@ -275,8 +275,8 @@ class Coordinator:
             request,
             target,
             '/tensorlink.Coordinator/Advertise',
-            tensorlink_dot_protocol_dot_control__pb2.AdvertiseRequest.SerializeToString,
-            tensorlink_dot_protocol_dot_control__pb2.Empty.FromString,
+            tensorlink_dot_control_dot_control__pb2.AdvertiseRequest.SerializeToString,
+            tensorlink_dot_control_dot_control__pb2.Empty.FromString,
             options,
             channel_credentials,
             insecure,
@@ -302,8 +302,8 @@ class Coordinator:
             request,
             target,
             '/tensorlink.Coordinator/Watch',
-            tensorlink_dot_protocol_dot_control__pb2.WatchRequest.SerializeToString,
-            tensorlink_dot_protocol_dot_control__pb2.WatchReply.FromString,
+            tensorlink_dot_control_dot_control__pb2.WatchRequest.SerializeToString,
+            tensorlink_dot_control_dot_control__pb2.WatchReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -315,7 +315,7 @@ class Coordinator:
             _registered_method=True)
 
 
-class PeerServiceStub:
+class PeerServiceStub(object):
     """What every endpoint serves to its peers.
     """
 
@@ -327,32 +327,32 @@ class PeerServiceStub:
         """
         self.Hello = channel.unary_unary(
                 '/tensorlink.PeerService/Hello',
-                request_serializer=tensorlink_dot_protocol_dot_control__pb2.HelloRequest.SerializeToString,
-                response_deserializer=tensorlink_dot_protocol_dot_control__pb2.HelloReply.FromString,
+                request_serializer=tensorlink_dot_control_dot_control__pb2.HelloRequest.SerializeToString,
+                response_deserializer=tensorlink_dot_control_dot_control__pb2.HelloReply.FromString,
                 _registered_method=True)
         self.Deliver = channel.unary_unary(
                 '/tensorlink.PeerService/Deliver',
-                request_serializer=tensorlink_dot_protocol_dot_control__pb2.DeliverRequest.SerializeToString,
-                response_deserializer=tensorlink_dot_protocol_dot_control__pb2.DeliverReply.FromString,
+                request_serializer=tensorlink_dot_control_dot_control__pb2.DeliverRequest.SerializeToString,
+                response_deserializer=tensorlink_dot_control_dot_control__pb2.DeliverReply.FromString,
                 _registered_method=True)
         self.Release = channel.unary_unary(
                 '/tensorlink.PeerService/Release',
-                request_serializer=tensorlink_dot_protocol_dot_control__pb2.ReleaseRequest.SerializeToString,
-                response_deserializer=tensorlink_dot_protocol_dot_control__pb2.Empty.FromString,
+                request_serializer=tensorlink_dot_control_dot_control__pb2.ReleaseRequest.SerializeToString,
+                response_deserializer=tensorlink_dot_control_dot_control__pb2.Empty.FromString,
                 _registered_method=True)
         self.Mailbox = channel.stream_stream(
                 '/tensorlink.PeerService/Mailbox',
-                request_serializer=tensorlink_dot_protocol_dot_control__pb2.MailboxFrame.SerializeToString,
-                response_deserializer=tensorlink_dot_protocol_dot_control__pb2.MailboxFrame.FromString,
+                request_serializer=tensorlink_dot_control_dot_control__pb2.MailboxFrame.SerializeToString,
+                response_deserializer=tensorlink_dot_control_dot_control__pb2.MailboxFrame.FromString,
                 _registered_method=True)
         self.Ping = channel.unary_unary(
                 '/tensorlink.PeerService/Ping',
-                request_serializer=tensorlink_dot_protocol_dot_control__pb2.Empty.SerializeToString,
-                response_deserializer=tensorlink_dot_protocol_dot_control__pb2.PingReply.FromString,
+                request_serializer=tensorlink_dot_control_dot_control__pb2.Empty.SerializeToString,
+                response_deserializer=tensorlink_dot_control_dot_control__pb2.PingReply.FromString,
                 _registered_method=True)
 
 
-class PeerServiceServicer:
+class PeerServiceServicer(object):
     """What every endpoint serves to its peers.
     """
 
@@ -391,28 +391,28 @@ def add_PeerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Hello': grpc.unary_unary_rpc_method_handler(
                     servicer.Hello,
-                    request_deserializer=tensorlink_dot_protocol_dot_control__pb2.HelloRequest.FromString,
-                    response_serializer=tensorlink_dot_protocol_dot_control__pb2.HelloReply.SerializeToString,
+                    request_deserializer=tensorlink_dot_control_dot_control__pb2.HelloRequest.FromString,
+                    response_serializer=tensorlink_dot_control_dot_control__pb2.HelloReply.SerializeToString,
             ),
             'Deliver': grpc.unary_unary_rpc_method_handler(
                     servicer.Deliver,
-                    request_deserializer=tensorlink_dot_protocol_dot_control__pb2.DeliverRequest.FromString,
-                    response_serializer=tensorlink_dot_protocol_dot_control__pb2.DeliverReply.SerializeToString,
+                    request_deserializer=tensorlink_dot_control_dot_control__pb2.DeliverRequest.FromString,
+                    response_serializer=tensorlink_dot_control_dot_control__pb2.DeliverReply.SerializeToString,
             ),
             'Release': grpc.unary_unary_rpc_method_handler(
                     servicer.Release,
-                    request_deserializer=tensorlink_dot_protocol_dot_control__pb2.ReleaseRequest.FromString,
-                    response_serializer=tensorlink_dot_protocol_dot_control__pb2.Empty.SerializeToString,
+                    request_deserializer=tensorlink_dot_control_dot_control__pb2.ReleaseRequest.FromString,
+                    response_serializer=tensorlink_dot_control_dot_control__pb2.Empty.SerializeToString,
             ),
             'Mailbox': grpc.stream_stream_rpc_method_handler(
                     servicer.Mailbox,
-                    request_deserializer=tensorlink_dot_protocol_dot_control__pb2.MailboxFrame.FromString,
-                    response_serializer=tensorlink_dot_protocol_dot_control__pb2.MailboxFrame.SerializeToString,
+                    request_deserializer=tensorlink_dot_control_dot_control__pb2.MailboxFrame.FromString,
+                    response_serializer=tensorlink_dot_control_dot_control__pb2.MailboxFrame.SerializeToString,
             ),
             'Ping': grpc.unary_unary_rpc_method_handler(
                     servicer.Ping,
-                    request_deserializer=tensorlink_dot_protocol_dot_control__pb2.Empty.FromString,
-                    response_serializer=tensorlink_dot_protocol_dot_control__pb2.PingReply.SerializeToString,
+                    request_deserializer=tensorlink_dot_control_dot_control__pb2.Empty.FromString,
+                    response_serializer=tensorlink_dot_control_dot_control__pb2.PingReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -422,7 +422,7 @@ def add_PeerServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class PeerService:
+class PeerService(object):
     """What every endpoint serves to its peers.
     """
 
@@ -441,8 +441,8 @@ class PeerService:
             request,
             target,
             '/tensorlink.PeerService/Hello',
-            tensorlink_dot_protocol_dot_control__pb2.HelloRequest.SerializeToString,
-            tensorlink_dot_protocol_dot_control__pb2.HelloReply.FromString,
+            tensorlink_dot_control_dot_control__pb2.HelloRequest.SerializeToString,
+            tensorlink_dot_control_dot_control__pb2.HelloReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -468,8 +468,8 @@ class PeerService:
             request,
             target,
             '/tensorlink.PeerService/Deliver',
-            tensorlink_dot_protocol_dot_control__pb2.DeliverRequest.SerializeToString,
-            tensorlink_dot_protocol_dot_control__pb2.DeliverReply.FromString,
+            tensorlink_dot_control_dot_control__pb2.DeliverRequest.SerializeToString,
+            tensorlink_dot_control_dot_control__pb2.DeliverReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -495,8 +495,8 @@ class PeerService:
             request,
             target,
             '/tensorlink.PeerService/Release',
-            tensorlink_dot_protocol_dot_control__pb2.ReleaseRequest.SerializeToString,
-            tensorlink_dot_protocol_dot_control__pb2.Empty.FromString,
+            tensorlink_dot_control_dot_control__pb2.ReleaseRequest.SerializeToString,
+            tensorlink_dot_control_dot_control__pb2.Empty.FromString,
             options,
             channel_credentials,
             insecure,
@@ -522,8 +522,8 @@ class PeerService:
             request_iterator,
             target,
             '/tensorlink.PeerService/Mailbox',
-            tensorlink_dot_protocol_dot_control__pb2.MailboxFrame.SerializeToString,
-            tensorlink_dot_protocol_dot_control__pb2.MailboxFrame.FromString,
+            tensorlink_dot_control_dot_control__pb2.MailboxFrame.SerializeToString,
+            tensorlink_dot_control_dot_control__pb2.MailboxFrame.FromString,
             options,
             channel_credentials,
             insecure,
@@ -549,8 +549,8 @@ class PeerService:
             request,
             target,
             '/tensorlink.PeerService/Ping',
-            tensorlink_dot_protocol_dot_control__pb2.Empty.SerializeToString,
-            tensorlink_dot_protocol_dot_control__pb2.PingReply.FromString,
+            tensorlink_dot_control_dot_control__pb2.Empty.SerializeToString,
+            tensorlink_dot_control_dot_control__pb2.PingReply.FromString,
             options,
             channel_credentials,
             insecure,

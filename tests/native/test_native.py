@@ -1,0 +1,49 @@
+"""The native test programs of `csrc/test`: plain, under ThreadSanitizer, and under AddressSanitizer with UBSan."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+CSRC = Path(__file__).resolve().parents[2] / "csrc"
+SOURCES = [*sorted((CSRC / "test").glob("*.cpp")), *(CSRC / name for name in ("arena.cpp", "inbox.cpp", "segments.cpp"))]
+SUITES = sorted(path.stem.removesuffix("_test") for path in (CSRC / "test").glob("*_test.cpp"))
+COMMON = ["-std=c++17", "-g1", "-Wall", "-Wextra", "-fno-strict-aliasing", "-pthread", f"-I{CSRC}"]
+FLAVOURS = {
+    "plain": ["-O2"],
+    "thread": ["-O1", "-fsanitize=thread", "-Wno-tsan"],
+    "address": ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+}
+
+
+@pytest.fixture(scope="module", params=FLAVOURS)
+def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The test program in one flavour; skips where the compiler cannot make it."""
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    if compiler is None:
+        pytest.skip("there is no C++ compiler")
+    folder = tmp_path_factory.mktemp(request.param)
+    flags = [*COMMON, *FLAVOURS[request.param]]
+    empty = folder / "empty.cpp"
+    empty.write_text("int main() {}\n")
+    probe = subprocess.run([compiler, *flags, str(empty), "-o", str(folder / "empty")], capture_output=True, check=False)
+    if probe.returncode or subprocess.run([str(folder / "empty")], capture_output=True, check=False).returncode:
+        pytest.skip(f"programs with {' '.join(FLAVOURS[request.param])} cannot be made or run here")
+    made = folder / "native"
+    compiling = [
+        subprocess.Popen([compiler, *flags, "-c", str(source), "-o", str(folder / f"{source.stem}.o")]) for source in SOURCES
+    ]
+    assert [process.wait() for process in compiling] == [0] * len(SOURCES)
+    objects = [str(folder / f"{source.stem}.o") for source in SOURCES]
+    subprocess.run([compiler, *flags, *objects, "-o", str(made)], check=True)
+    return made
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_suite(program: Path, suite: str) -> None:
+    done = subprocess.run([str(program), suite], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
