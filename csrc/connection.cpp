@@ -41,14 +41,19 @@ bool Connection::try_send(const Outgoing& message) {
   RingHeader& header = tx_.header();
   uint64_t n = frame_size(message);
   char* frame = nullptr;
+  bool credit = false;
   for (bool last = false;; last = true) {
     uint64_t pending = sent_ - header.credited.load(std::memory_order_acquire);
-    if (pending + n <= (message.payload_size ? kEagerCredit : kCredit)) frame = reserve(n);
+    credit = pending + n <= (message.payload_size ? kEagerCredit : kCredit);
+    if (credit) frame = reserve(n);
     if (frame || last) break;
     header.starved.store(1, std::memory_order_seq_cst);  // then look once more: the peer may just have made room
   }
   if (!frame) {
-    note(NoteKind::kick);  // the peer may be busy elsewhere: its progress thread takes the messages out of the ring
+    // The peer may be busy elsewhere: its progress thread takes the messages out of the ring. Asking once is enough
+    // until it has taken some, and asking for credit is vain: only the peer's application gives that.
+    uint64_t head = header.head.load(std::memory_order_relaxed);
+    if (credit && head != kicked_at_ && note(NoteKind::kick)) kicked_at_ = head;
     return false;
   }
   write_frame(frame, message, ++outbound_->last);

@@ -134,6 +134,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   const Control* control_;
   Segments segments_;
   uint64_t sent_ = 0;            // bytes of frames; under outbound_->mutex
+  uint64_t kicked_at_ = ~uint64_t{0};  // where the ring's read index stood at our last kick; under outbound_->mutex
   uint64_t received_ = 0;        // the same of the peer's; its poll() is serialised
   std::atomic<uint64_t> taken_{0};  // what credit() was told: the shared counter can be written by the peer
   std::mutex hold_mutex_;        // holds_, refused_

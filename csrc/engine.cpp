@@ -73,6 +73,7 @@ void Engine::close() {
   by_fd_.clear();
   connections_.clear();  // a socket stays open as long as a view of its peer's memory is held
   doorbell_->wake();
+  if (watchers_ > 0) signal_event();
 }
 
 std::vector<std::shared_ptr<Connection>> Engine::connections() {
@@ -176,6 +177,7 @@ void Engine::drain(Connection& connection) {
       message->source = source;
       message->incarnation = connection.peer.incarnation;
       message->carrier = connection.shared_from_this();
+      message->rode_ring = true;
       connection.counters.messages_received.fetch_add(1, std::memory_order_relaxed);
       connection.counters.bytes_received.fetch_add(message->payload_size, std::memory_order_relaxed);
       if (!inbox_.deliver(std::move(message))) connection.credit(n);  // it came before: nobody will consume it
@@ -200,6 +202,11 @@ void Engine::deliver(const std::string& source, uint64_t incarnation, const char
   auto message = Message::parse(frame, n);
   message->source = inbox_.source(source);
   message->incarnation = incarnation;
+  {
+    std::lock_guard lock(list_mutex_);  // what it offers can then be mapped even if the sender goes before it is looked at
+    for (auto& connection : connections_)
+      if (connection->peer.name == source && connection->peer.incarnation == incarnation) message->carrier = connection;
+  }
   inbox_.deliver(std::move(message));
   if (watchers_ > 0) signal_event();
   doorbell_->ring();

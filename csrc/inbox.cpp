@@ -70,6 +70,7 @@ void Inbox::match(std::unique_ptr<Message> message, bool front) {
     Posted& posted = **it;
     if ((posted.source != kAnySource && posted.source != message->source) || posted.tag != message->tag()) continue;
     posted.message = std::move(message);
+    posted.done = true;
     posted_.erase(it);
     posted_count_.fetch_sub(1, std::memory_order_relaxed);
     completions_.fetch_add(1, std::memory_order_release);
@@ -123,9 +124,9 @@ void Inbox::put_back(std::unique_ptr<Message> message) {
 std::shared_ptr<Posted> Inbox::post(SourceId source, std::string tag) {
   auto posted = std::make_shared<Posted>(Posted{source, std::move(tag), nullptr});
   std::lock_guard lock(mutex_);
-  if ((posted->message = take_locked(source, posted->tag))) return posted;
+  if ((posted->done = (posted->message = take_locked(source, posted->tag)) != nullptr)) return posted;
   if (source != kAnySource && down_[source]) {
-    posted->lost = true;
+    posted->lost = posted->done = true;
     return posted;
   }
   posted_.push_back(posted);
@@ -135,12 +136,13 @@ std::shared_ptr<Posted> Inbox::post(SourceId source, std::string tag) {
 
 bool Inbox::complete(const Posted& posted) {
   std::lock_guard lock(mutex_);
-  return posted.message || posted.lost;
+  return posted.done;
 }
 
 std::unique_ptr<Message> Inbox::collect(const std::shared_ptr<Posted>& posted) {
   std::lock_guard lock(mutex_);
-  if (!posted->message && !posted->lost) {
+  if (!posted->done) {
+    posted->done = true;
     posted_.remove(posted);
     posted_count_.fetch_sub(1, std::memory_order_relaxed);
   }
@@ -158,7 +160,7 @@ void Inbox::set_down(SourceId source, bool down) {
       ++it;
       continue;
     }
-    (*it)->lost = true;
+    (*it)->lost = (*it)->done = true;
     it = posted_.erase(it);
     posted_count_.fetch_sub(1, std::memory_order_relaxed);
     completions_.fetch_add(1, std::memory_order_release);

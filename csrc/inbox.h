@@ -45,7 +45,8 @@ struct Message {
   uint64_t size = 0;
   uint32_t tag_at = 0, tag_size = 0, meta_at = 0, meta_size = 0, descriptor_at = 0, descriptor_size = 0;
   uint64_t payload_at = 0, payload_size = 0;
-  std::shared_ptr<Connection> carrier;  // gets credit back, and maps what is offered; null where it came over gRPC
+  std::shared_ptr<Connection> carrier;  // maps what is offered; null where it came over gRPC and no connection stands
+  bool rode_ring = false;               // then the carrier gets credit back
 
   std::string_view tag() const { return {bytes.get() + tag_at, tag_size}; }
   std::string_view meta() const { return {bytes.get() + meta_at, meta_size}; }
@@ -62,6 +63,7 @@ struct Posted {
   std::string tag;
   std::unique_ptr<Message> message;  // set once, under the inbox's lock
   bool lost = false;                 // its source went down
+  bool done = false;                 // has its message, was lost, or was collected: nothing more will happen to it
 };
 
 class Inbox {

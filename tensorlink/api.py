@@ -55,10 +55,11 @@ def shutdown() -> None:
 
 
 def current() -> Endpoint:
-    """The current endpoint. Raises: ClosedError: `init` was not called, or `shutdown` was."""
+    """The current endpoint. Raises: ClosedError: `init` was not called, or it was shut down, or this is a forked child."""
     endpoint = _current
     if endpoint is None:
         raise ClosedError("this process is no peer yet", hint='Call tensorlink.init("a-name") first')
+    endpoint._check()
     return endpoint
 
 

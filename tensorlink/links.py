@@ -15,6 +15,7 @@ from tensorlink.errors import (
     PeerLostError,
     PeerRestartedError,
     PeerUnknownError,
+    TransferCancelledError,
     TransferTimeoutError,
 )
 from tensorlink.settings import Settings
@@ -24,6 +25,7 @@ from tensorlink.types import PeerId, PeerInfo
 
 _GONE_WAIT_S = 0.05
 _STARTING_S = 0.005
+_SLICE_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -80,21 +82,21 @@ class Links:
         link = self._links.get(name)
         return link if link is not None and link.connection.up else None
 
-    def to_name(self, name: str, timeout: float) -> PeerLink:
-        """The link to whoever has the name now; a name that never joined is waited for.
+    def to_name(self, name: str, timeout: float, stop: _core.Stop | None = None) -> PeerLink:
+        """The link to whoever has the name now; a name that never joined is waited for, until `stop` is set.
 
-        Raises: PeerUnknownError, PeerLostError, NoPathError, AuthenticationError, TransferTimeoutError.
+        Raises: TransferCancelledError, PeerUnknownError, PeerLostError, NoPathError, AuthenticationError, TransferTimeoutError.
         """
         link = self.fast(name)
         if link is not None:
             return link
         deadline = time.monotonic() + timeout
+        info = self._resolve(name, deadline, stop)
         with self._lock_of(name):
             link = self.fast(name)
             if link is not None:
                 return link
             self._drop(name)
-            info = self._resolve(name, timeout)
             return self._connect(info.id, info.address, deadline)
 
     def to_owner(self, peer: PeerId, address: str, timeout: float) -> PeerLink:
@@ -163,14 +165,19 @@ class Links:
         if link is not None:
             link.client.close()
 
-    def _resolve(self, name: str, timeout: float) -> PeerInfo:
-        last = self._control.last_incarnation(name)
-        try:
-            return self._control.resolve(name, min(timeout, _GONE_WAIT_S) if last else timeout)
-        except PeerUnknownError:
-            if not last:
-                raise
-            raise self.lost(PeerId(name, last)) from None
+    def _resolve(self, name: str, deadline: float, stop: _core.Stop | None) -> PeerInfo:
+        while True:
+            last = self._control.last_incarnation(name)
+            left = max(deadline - time.monotonic(), 0.0)
+            try:
+                return self._control.resolve(name, min(left, _GONE_WAIT_S if last else left if stop is None else _SLICE_S))
+            except PeerUnknownError:
+                if last:
+                    raise self.lost(PeerId(name, last)) from None
+                if stop is None or left <= _SLICE_S:
+                    raise
+            if stop.is_set():
+                raise TransferCancelledError(f"cancelled while waiting for {name}", peer=name, phase="connect")
 
     def _connect(self, peer: PeerId, address: str, deadline: float) -> PeerLink:
         client = PeerClient(address, peer=peer.name, me=self.me, token=self._settings.token)

@@ -6,6 +6,7 @@ ends without the receiver, and two peers that both send first don't wait for eac
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -14,6 +15,7 @@ from typing import Any
 from tensorlink import _core
 from tensorlink.control import ControlClient
 from tensorlink.errors import (
+    ClosedError,
     CorruptTransferError,
     PeerLostError,
     PeerUnknownError,
@@ -92,10 +94,10 @@ class Messages:
 
     def _send_packed(self, packed: _core.Packed, to: str, tag: str, timeout: float, stop: _core.Stop | None = None) -> None:
         deadline = time.monotonic() + timeout
-        link = self._links.to_name(to, timeout)
+        link = self._links.to_name(to, timeout, stop)
         try:
             if link.lane is None:
-                self._send_over_grpc(link, packed, tag, deadline)
+                self._send_over_grpc(link, packed, tag, deadline, stop)
                 return
             if packed.nbytes + len(packed.meta) < _core.EAGER_LIMIT and self._engine.send_packed(link.lane, packed, tag, 0.0):
                 return
@@ -107,7 +109,8 @@ class Messages:
             raise self._lost(link, "send") from error
 
     def _store(self, link: PeerLink, packed: _core.Packed, timeout: float) -> tuple[int, bytes, bytes] | None:
-        reader = link.lane.serial if link.lane is not None else 0
+        native = link.connection.lane()  # also where messages go over gRPC: what it was sent ends with the reader
+        reader = native.serial if native is not None else 0
         return self._engine.store(packed, 1, 0.0, reader, _INLINE_META, timeout)
 
     def _offer(self, link: PeerLink, stored: tuple[int, bytes, bytes], tag: str, timeout: float) -> bool:
@@ -129,15 +132,19 @@ class Messages:
             f"{link.peer.name} takes no messages", peer=str(link.peer), transport=link.connection.transport, phase="send"
         )
 
-    def _send_over_grpc(self, link: PeerLink, packed: _core.Packed, tag: str, deadline: float) -> None:
+    def _send_over_grpc(
+        self, link: PeerLink, packed: _core.Packed, tag: str, deadline: float, stop: _core.Stop | None
+    ) -> None:
         descriptor, meta, payload, stored = b"", packed.meta, b"", None
         if packed.nbytes + len(meta) < _core.EAGER_LIMIT:
             payload = packed.to_bytes()
         else:
-            stored = self._store(link, packed, max(0.0, deadline - time.monotonic()))
+            stored = _until(deadline, stop, lambda left: self._store(link, packed, left))
             if stored is None:
                 raise self._exhausted(packed.nbytes, f"send to {link.peer.name}")
             _, descriptor, meta = stored
+            if (native := link.connection.lane()) is not None:
+                self._engine.announce(native, descriptor)
         frame = self._engine.frame(link.peer.name, link.peer.incarnation, tag, meta, descriptor, payload)
         try:
             link.client.deliver(0, tag, frame, max(0.001, deadline - time.monotonic()))
@@ -248,7 +255,7 @@ class PostedReceive(Transfer):
         self._outcome: Finished | None = None
 
     def _arrived(self) -> bool:
-        return self._outcome is not None or self._engine.posted_done(self._posted)
+        return self._outcome is not None or self._engine.posted_done(self._posted) or self._engine.closed
 
     def _left(self) -> float:
         return _FOREVER if self._deadline is None else max(0.0, self._deadline - time.monotonic())
@@ -263,6 +270,8 @@ class PostedReceive(Transfer):
 
     def _conclude(self) -> Finished:
         message = self._engine.posted_collect(self._posted)
+        if message is None and self._engine.closed:
+            return Finished(None, self.path, ClosedError("the endpoint was shut down", phase="recv"))
         if message is None:
             return Finished(None, self.path, self._messages._nothing(self._source, self._tag, lost=self._posted.lost))
         try:
@@ -281,15 +290,18 @@ class PostedReceive(Transfer):
         if self._outcome is None:
             left = self._left()
             wait_s = left if timeout is None else timeout if left < 0 else min(left, timeout)
-            if not self._engine.posted_wait(self._posted, wait_s) and self._left() != 0:
-                raise TransferTimeoutError("the transfer has not ended", phase="wait")
+            with contextlib.suppress(ClosedError):
+                if not self._engine.posted_wait(self._posted, wait_s) and self._left() != 0:
+                    raise TransferTimeoutError("the transfer has not ended", phase="wait")
         return self._finish().wait()
 
     def cancel(self) -> bool:
+        if self._outcome is not None:
+            return False
         self._stop.set()  # a fill in progress in another thread ends, and the lock comes free
         with self._lock:
             if self._outcome is not None:
-                return False
+                return isinstance(self._outcome.error, TransferCancelledError)
             message = self._engine.posted_collect(self._posted)
             if message is not None:
                 self._engine.put_back(message)

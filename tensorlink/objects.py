@@ -44,7 +44,7 @@ class Objects:
         """As `Endpoint.put`."""
         if reads is not None and reads < 1:
             raise ValueError(f"reads must be at least 1, not {reads}")
-        if ttl is not None and ttl <= 0:
+        if ttl is not None and not ttl > 0:
             raise ValueError(f"ttl must be positive, not {ttl}")
         packed = _core.pack(obj)
         stored = None if copy else self._engine.claim_in_place(packed, reads or 0, ttl or 0.0)

@@ -53,15 +53,15 @@ class Finished(Transfer):
 
     def __init__(self, result: Any, path: str, error: BaseException | None = None) -> None:
         self._result = result
-        self._error = error
+        self.error = error
         self.path = path
 
     def done(self) -> bool:
         return True
 
     def wait(self, timeout: float | None = None) -> Any:
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         return self._result
 
     def cancel(self) -> bool:

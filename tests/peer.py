@@ -41,7 +41,7 @@ _parent: Connection | None = None
 def say(value: Any) -> None:
     """In a child, also from its threads: tells the test something before the call has ended, for `Peer.hear`."""
     assert _parent is not None
-    _parent.send(("said", value))
+    _parent.send_bytes(pickle.dumps(("said", value)))
 
 
 def eventually(check: Callable[[], Any], what: str, timeout: float = DEADLINE_S) -> Any:
@@ -73,7 +73,7 @@ class Peer:
         return self.finish(timeout)
 
     def start(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> None:
-        self._connection.send((function, arguments, named))
+        self._connection.send_bytes(pickle.dumps((function, arguments, named)))  # torch changes what send() does to tensors
 
     def hear(self, timeout: float = DEADLINE_S) -> Any:
         """The next value that the child said."""
@@ -98,7 +98,7 @@ class Peer:
 
     def _receive(self, timeout: float) -> tuple[str, Any]:
         assert self._connection.poll(timeout), f"process {self.pid} gave no answer in {timeout} s"
-        kind, value = self._connection.recv()
+        kind, value = pickle.loads(self._connection.recv_bytes())
         return kind, value
 
     def signal(self, number: int) -> None:
@@ -214,15 +214,16 @@ def _child(parent: Connection, environment: dict[str, str]) -> NoReturn:
     os.environ.update(environment)
     with contextlib.suppress(EOFError, OSError):
         while True:
-            function, arguments, named = parent.recv()
+            function, arguments, named = pickle.loads(parent.recv_bytes())
             try:
                 answer: tuple[str, Any] = ("returned", function(*arguments, **named))
             except BaseException as error:  # noqa: BLE001 - the test gets it, KeyboardInterrupt too
                 answer = ("raised", (error, traceback.format_exc()))
             try:
-                parent.send(answer)
+                data = pickle.dumps(answer)
             except (pickle.PicklingError, TypeError, AttributeError):
-                parent.send((answer[0], repr(answer[1])))
+                data = pickle.dumps((answer[0], repr(answer[1])))
+            parent.send_bytes(data)
             del answer, arguments, named
     sys.exit(0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import os
@@ -63,7 +64,7 @@ def fork_and_use() -> tuple[int, list[str]]:
         finally:
             os._exit(code)
     os.close(writing)
-    with open(reading) as pipe:
+    with os.fdopen(reading) as pipe:
         names = pipe.read().split()
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), names
 
@@ -96,7 +97,7 @@ def fork_and_exit(normally: bool) -> int:
     if pid == 0:
         gc.collect()
         if normally:
-            sys.exit(0)  # unwinds this call and the driver, and runs the handlers of atexit
+            atexit._run_exitfuncs()
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
@@ -115,6 +116,7 @@ def hold_the_gil(seconds: float) -> None:
 def get_often_until_told(ref: tl.TensorRef) -> tuple[float, int]:
     """The longest get, and how many there were, until a message comes."""
     longest, count = 0.0, 0
+    tl.get(ref, timeout=DEADLINE_S)  # to connect, it takes the owner's help
     say("reading")
     while True:
         started = time.monotonic()

@@ -17,7 +17,7 @@ import pytest
 
 import tensorlink as tl
 from tests import leaks
-from tests.peer import DEADLINE_S, Nursery, Peer, eventually, nursery, say, spawn
+from tests.peer import DEADLINE_S, Peer, eventually, nursery, say, spawn
 
 __all__ = ["nursery", "spawn"]
 
@@ -80,7 +80,7 @@ def read_for_ever(source: str) -> None:
     say("going")
     while True:
         number, ref = tl.recv(source, tag="refs", timeout=None)
-        views = views[-5:] + [tl.get(ref)]
+        views = [*views[-5:], tl.get(ref)]
         assert (views[-1] == number % 251).all()
 
 
@@ -161,6 +161,7 @@ def kill_one(hub: tl.Endpoint, join: Join, role: str, chance: random.Random) -> 
     traffic.start()
     traffic.thread.join(chance.random() * 0.15)  # the random point
     victim.kill()
+    victim.close()
     killed = time.monotonic()
     traffic.thread.join(DEADLINE_S)
     assert not traffic.thread.is_alive()
@@ -202,10 +203,14 @@ def test_kills_at_random_points(hub: tl.Endpoint, join: Join, role: str) -> None
 
 
 def _without_pool(before: leaks.Snapshot) -> leaks.Snapshot:
-    """As it is; pool segments that came since are named there too, since the pool keeps them warm."""
+    """As it is, and with what came since and may stay: the pool's segments, kept warm, and threads that serve calls."""
     now = leaks.Snapshot.take()
-    memory = {**before.memory, **{name: what for name, what in now.memory.items() if name.startswith("/memfd:tensorlink ")}}
-    return leaks.Snapshot(before.children, before.threads, before.fds, memory)
+    warm = {name: what for name, what in now.memory.items() if name.startswith("/memfd:tensorlink ")}
+    serving = {tid: name for tid, name in now.threads.items() if name.startswith("tensorlink-peer-")}
+    segments = {number: what for number, what in now.fds.items() if what.startswith("/memfd:tensorlink ")}
+    return leaks.Snapshot(
+        before.children, {**before.threads, **serving}, {**before.fds, **segments}, {**before.memory, **warm}
+    )
 
 
 def coordinator_pids() -> list[int]:

@@ -107,13 +107,13 @@ void bind_messages(nb::module_& module) {
       .def_prop_ro("descriptor", [](const Message& m) { return to_bytes(m.descriptor()); })
       .def_prop_ro("meta", [](const Message& m) { return to_bytes(m.meta()); })
       .def_prop_ro("offered", [](const Message& m) { return m.descriptor_size != 0; }, "The object lies in the sender's pool.")
-      .def_prop_ro("connection", [](const Message& m) { return m.carrier; }, "The connection that brought it, or None.")
+      .def_prop_ro("connection", [](const Message& m) { return m.carrier; }, "The connection to its sender, or None.")
       .def("unpack", unpack_message,
            nb::sig("def unpack(self, like: object | None) -> typing.Any"), "like"_a.none())
       .def("fill", fill_message,
            nb::sig("def fill(self, out: object, stop: Stop | None, timeout_s: float) -> typing.Any"), "out"_a, "stop"_a.none(), "timeout_s"_a)
       .def("consumed", [](const Message& m) {
-        if (m.carrier) m.carrier->credit(m.size);
+        if (m.rode_ring) m.carrier->credit(m.size);
       }, "Gives the sender its credit back. Call once, when the application has the object.");
   nb::class_<Posted>(module, "Posted", "A receive that was posted before its message came.")
       .def_prop_ro("lost", [](const Posted& p) { return p.lost; });
@@ -145,8 +145,12 @@ bool send_packed(Engine& engine, Connection& connection, const Packed& packed, c
   return wait_for(engine, [&] { return connection.try_send(message); }, deadline_of(timeout_s));
 }
 
-bool send_offer(Engine& engine, Connection& connection, nb::bytes descriptor, nb::bytes meta, const std::string& tag, double timeout_s) {
+void announce(Engine& engine, Connection& connection, nb::bytes descriptor) {
   for (const tl::Extent& extent : Descriptor::decode(text(descriptor)).extents) connection.announce(*engine.arena(), extent.segment);
+}
+
+bool send_offer(Engine& engine, Connection& connection, nb::bytes descriptor, nb::bytes meta, const std::string& tag, double timeout_s) {
+  announce(engine, connection, descriptor);
   Connection::Outgoing message{tag, text(meta), text(descriptor)};
   return wait_for(engine, [&] { return connection.try_send(message); }, deadline_of(timeout_s));
 }
@@ -303,6 +307,7 @@ void bind_traffic(Class& engine) {
       .def("posted_collect", [](Engine& e, const std::shared_ptr<Posted>& p) { return e.inbox().collect(p); }, "posted"_a,
            "Its message, or None: it was still waiting (and is withdrawn), or its source is down.")
       .def("send_packed", send_packed, "connection"_a, "packed"_a, "tag"_a, "timeout_s"_a, "False: no room before the deadline.")
+      .def("announce", announce, "connection"_a, "descriptor"_a, "Hands the memory that it names to the peer, which can then map it without us.")
       .def("send_offer", send_offer, "connection"_a, "descriptor"_a, "meta"_a, "tag"_a, "timeout_s"_a)
       .def("frame", [](Engine& e, const std::string& name, uint64_t incarnation, const std::string& tag, nb::bytes meta, nb::bytes descriptor, nb::bytes payload) {
         return to_bytes(e.frame({name, incarnation}, {tag, text(meta), text(descriptor), payload.size(),

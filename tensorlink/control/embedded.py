@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tensorlink.control import runtime_dir
-from tensorlink.errors import TransferTimeoutError, TransportError
+from tensorlink.errors import PeerLostError, TensorLinkError, TransferTimeoutError, TransportError
 
 if TYPE_CHECKING:
     from tensorlink.control.coordinator import Coordinator
@@ -54,6 +54,7 @@ def find_or_start(namespace: str, *, token: str | None, lease_s: float, timeout:
         AuthenticationError: the run-time directory belongs to somebody else.
         TransferTimeoutError: it did not come up in `timeout` seconds.
         TransportError: it cannot be started; the message has what it said.
+        PeerLostError: it was killed each time before it answered.
     """
     path = runtime_dir.coordinator_socket(runtime_dir.runtime_dir(), namespace)
     deadline = time.monotonic() + timeout
@@ -66,7 +67,7 @@ def find_or_start(namespace: str, *, token: str | None, lease_s: float, timeout:
                     break
                 crashes += started
                 if crashes >= _MAX_CRASHES:
-                    raise TransportError(f"the coordinator does not start: {_last_words(path)}", phase="join")
+                    raise _no_start(path)
                 _spawn(path, lock, token=token, lease_s=lease_s)
                 started, held_since = True, time.monotonic()
             finally:
@@ -126,11 +127,15 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
-def _last_words(path: Path) -> str:
+def _no_start(path: Path) -> TensorLinkError:
+    """Why it doesn't start. One that died without a word was killed: that may be tried again, so it is PeerLostError."""
     try:
-        return path.with_suffix(".log").read_text()[-400:].strip() or "it said nothing"
+        words = path.with_suffix(".log").read_text()[-400:].strip()
     except OSError:
-        return "it left no log"
+        words = "it left no log"
+    if not words:
+        return PeerLostError("the coordinator was killed before it answered, again and again", phase="join")
+    return TransportError(f"the coordinator does not start: {words}", phase="join")
 
 
 def main(path: str, lock: str, lease_s: str) -> None:
