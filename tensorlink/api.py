@@ -131,4 +131,3 @@ def on(event: str, callback: Callable[..., None]) -> Callable[[], None]:
 def stats() -> dict[str, Any]:
     """See `Endpoint.stats`."""
     return current().stats()
-
