@@ -37,6 +37,7 @@ def runtime_dir(_leaves_nothing: None) -> Iterator[Path]:
 def trainer() -> Iterator[tl.Endpoint]:
     with tl.init("trainer") as endpoint:
         yield endpoint
+    tl.shutdown()
 
 
 @pytest.fixture
@@ -193,10 +194,10 @@ def test_a_closed_publisher_is_told_of_and_replaced(trainer: tl.Endpoint, worker
         assert transfer.wait(20) == 7 and same(into, state(2))
     with pytest.raises(tl.PeerLostError):
         subscriber.pull()
-    with tl.WeightPublisher("policy", state(3), endpoint=tl.init("other")) as third:
+    with tl.WeightPublisher("policy", state(3), endpoint=(other := tl.init("other"))) as third:
         third.publish(version=1)
         assert subscriber.pull() == 1 and same(into, state(3))
-        third._endpoint.shutdown()
+        other.shutdown()
     with pytest.raises(tl.PeerLostError):
         subscriber.pull()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,12 @@ def read_all(rounds: int) -> dict[str, Any]:
 
 
 # Tests
+
+
+@pytest.fixture(autouse=True)
+def _no_current_endpoint() -> Iterator[None]:
+    yield
+    tl.shutdown()
 
 
 def test_no_torn_read_in_1000_rounds(spawn: Spawn) -> None:
