@@ -213,9 +213,9 @@ def test_the_death_of_the_publisher_ends_a_wait(spawn: Spawn) -> None:
 
 def test_a_slow_reader_makes_publish_wait_and_fail_with_its_name(spawn: Spawn) -> None:
     worker = spawn()
-    nbytes = 8 * MIB
+    nbytes = 3 * MIB
     worker.call(begin, "slow-worker")
-    with tl.init("trainer", pool_bytes=2 * nbytes + 4 * MIB) as trainer:
+    with tl.init("trainer", pool_bytes=2 * nbytes + MIB) as trainer:
         publish_once(1, nbytes=nbytes)
         try:
             assert worker.call(pull_once, nbytes=nbytes) == (1, {1})
