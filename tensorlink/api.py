@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +13,6 @@ from tensorlink.transfer import Transfer
 from tensorlink.types import PeerInfo, TensorRef
 
 _current: Endpoint | None = None
-_lock = threading.RLock()  # a signal handler may shut down in the middle
 
 
 def init(
@@ -39,17 +37,15 @@ def init(
         coordinator=coordinator, transports=transports, token=token, pool_bytes=pool_bytes, **settings
     )
     endpoint = open_endpoint(name, loaded, _forget)
-    with _lock:
-        if (_current is None or _current.closed) and not endpoint.closed:
-            _current = endpoint
+    if (_current is None or _current.closed) and not endpoint.closed:
+        _current = endpoint
     return endpoint
 
 
 def _forget(endpoint: Endpoint) -> None:
     global _current
-    with _lock:
-        if _current is endpoint:
-            _current = None
+    if _current is endpoint:
+        _current = None
 
 
 def shutdown() -> None:

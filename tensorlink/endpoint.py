@@ -247,14 +247,12 @@ class Endpoint:
         Within a few seconds; idempotent; safe at interpreter exit and from any thread. In a forked child it only marks
         the child's endpoint closed.
         """
-        with self._closing:
-            if self._closed:
-                return
-            self._closed = True
+        first = self._closing.acquire(blocking=False)  # for ever; no waiting, as a signal handler may come in between
+        self._closed = True
+        if os.getpid() != self._pid or not first:
+            return
         if self._on_closed is not None:
             self._on_closed(self)
-        if os.getpid() != self._pid:
-            return
         atexit.unregister(self.shutdown)
         self._watcher_stop.set()
         self._control.leave()
