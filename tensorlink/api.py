@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +13,6 @@ from tensorlink.transfer import Transfer
 from tensorlink.types import PeerInfo, TensorRef
 
 _current: Endpoint | None = None
-_lock = threading.Lock()
 
 
 def init(
@@ -38,18 +36,21 @@ def init(
     loaded = Settings.load(
         coordinator=coordinator, transports=transports, token=token, pool_bytes=pool_bytes, **settings
     )
-    endpoint = open_endpoint(name, loaded)
-    with _lock:
-        if _current is None or _current.closed:
-            _current = endpoint
+    endpoint = open_endpoint(name, loaded, _forget)
+    if (_current is None or _current.closed) and not endpoint.closed:
+        _current = endpoint
     return endpoint
+
+
+def _forget(endpoint: Endpoint) -> None:
+    global _current
+    if _current is endpoint:
+        _current = None
 
 
 def shutdown() -> None:
     """Shuts the current endpoint down, if there is one. Idempotent."""
-    global _current
-    with _lock:
-        endpoint, _current = _current, None
+    endpoint = _current
     if endpoint is not None:
         endpoint.shutdown()
 
@@ -132,4 +133,3 @@ def on(event: str, callback: Callable[..., None]) -> Callable[[], None]:
 def stats() -> dict[str, Any]:
     """See `Endpoint.stats`."""
     return current().stats()
-

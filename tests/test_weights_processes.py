@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,12 @@ def read_all(rounds: int) -> dict[str, Any]:
 
 
 # Tests
+
+
+@pytest.fixture(autouse=True)
+def _no_current_endpoint() -> Iterator[None]:
+    yield
+    tl.shutdown()
 
 
 def test_no_torn_read_in_1000_rounds(spawn: Spawn) -> None:
@@ -207,9 +213,9 @@ def test_the_death_of_the_publisher_ends_a_wait(spawn: Spawn) -> None:
 
 def test_a_slow_reader_makes_publish_wait_and_fail_with_its_name(spawn: Spawn) -> None:
     worker = spawn()
-    nbytes = 8 * MIB
+    nbytes = 3 * MIB
     worker.call(begin, "slow-worker")
-    with tl.init("trainer", pool_bytes=2 * nbytes + 4 * MIB) as trainer:
+    with tl.init("trainer", pool_bytes=2 * nbytes + MIB) as trainer:
         publish_once(1, nbytes=nbytes)
         try:
             assert worker.call(pull_once, nbytes=nbytes) == (1, {1})
