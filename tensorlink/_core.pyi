@@ -30,7 +30,7 @@ class Packed:
     def copy_to(self, address: int) -> None:
         """Writes the payload to `nbytes` of memory at `address`."""
 
-    def meta_in_place(self, extents: list) -> object:
+    def meta_in_place(self, extents: list[tuple[int, int]]) -> bytes | None:
         """
         Meta that refers to the tensors where they lie, in [(address, nbytes)]; None: some lie elsewhere.
         """
@@ -98,6 +98,13 @@ class Message:
         """
         Gives the sender its credit back. Call once, when the application has the object.
         """
+
+class NoMessage:
+    """Why a receive ended without one."""
+
+    @property
+    def lost(self) -> bool:
+        """The source that was named is down; else the time was over."""
 
 class Posted:
     """A receive that was posted before its message came."""
@@ -239,8 +246,10 @@ class Engine:
 
     def usage(self) -> dict[str, Any]: ...
 
-    def receive(self, source: int, tag: str, timeout_s: float) -> Message | bool | None:
-        """A Message; False: the source is down; None: timed out."""
+    def receive(self, source: int, tag: str, timeout_s: float, out: Any, like: str | None) -> Any:
+        """
+        The object of the next message; or its Message, if there is more to do; or NoMessage.
+        """
 
     def source(self, name: str) -> int: ...
 
