@@ -164,12 +164,15 @@ class Side:
         return len(os.listdir("/proc/self/fd")), named, len(os.listdir("/proc/self/task"))
 
     def shutdown(self) -> None:
-        """Ends the transport and the engine. Idempotent."""
+        """Ends the transport and the engine, and forgets them, so that their memory goes too. Idempotent."""
         self.drop_views()
         self._memory.clear()
-        self.transport.close()
-        self.engine.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if os.path.exists(self._folder):
+            self.transport.close()
+            self.engine.close()
+            shutil.rmtree(self._folder)
+            vars(self).pop("connection", None)
+            del self.transport, self.engine
 
 
 class RemoteSide:
