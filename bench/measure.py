@@ -6,6 +6,7 @@ the ratios of the rounds, which forgives a host that is faster at one time than 
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any
 from pytest_benchmark.fixture import BenchmarkFixture
 
 OURS = "tensorlink"
+ROUNDS = int(os.environ.get("BENCH_ROUNDS", "7"))
 
 
 @dataclass(frozen=True)

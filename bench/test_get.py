@@ -11,7 +11,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 import tensorlink as tl
 from bench.conftest import Bench
-from bench.measure import Race, each
+from bench.measure import ROUNDS, Race, each
 
 SIZES = {"64 KiB": 64 << 10, "1 MiB": 1 << 20, "256 MiB": 256 << 20, "2 GiB": 2 << 30}
 COUNT = 500
@@ -51,7 +51,7 @@ def test_get(refs: dict[str, tl.TensorRef], benchmark: BenchmarkFixture) -> None
 
     for name in SIZES:
         race.enter("tensorlink" if name == "2 GiB" else name, lambda name=name: measure(name))
-    race.run(rounds=7)
+    race.run(rounds=ROUNDS)
     for name in SIZES:
         race.limit("tensorlink" if name == "2 GiB" else name, 5.0, what=f"{name}, get")
     race.versus("1 MiB", what="2 GiB, get, as a multiple", target=1.25, at_most=True)
@@ -70,7 +70,7 @@ def test_reading_all(name: str, refs: dict[str, tl.TensorRef], benchmark: Benchm
     race.enter("private warm memory", lambda: each(private.sum, 3) * 1e3)
     race.enter("tensorlink", lambda: each(view.sum, 3) * 1e3)
     try:
-        race.run(rounds=5)
+        race.run(rounds=ROUNDS)
     finally:
         torch.set_num_threads(threads)
     race.versus("private warm memory", what=name, target=0.9)

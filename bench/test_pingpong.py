@@ -7,7 +7,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from bench import ucx
 from bench.conftest import Bench
-from bench.measure import Race, each
+from bench.measure import ROUNDS, Race, each
 
 COUNTS = {"tensorlink": 5000, "gloo": 500, "mp queue": 150}
 INTO = "tensorlink, out="
@@ -38,7 +38,7 @@ def test_1_kib(bench: Bench, benchmark: BenchmarkFixture) -> None:
     race.enter(INTO, lambda: half_round_trip_us(bench, "tensorlink", COUNTS["tensorlink"], True))
     if ucx.available():
         race.enter("ucx posix", ucx.half_round_trip_us)
-    race.run(rounds=7)
+    race.run(rounds=ROUNDS)
     race.versus("gloo", what="new tensor", target=30)
     race.versus("gloo", what="out=", target=30, ours=INTO)
     race.limit("tensorlink", 2.0, what="new tensor")

@@ -11,7 +11,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from bench import ucx
 from bench.conftest import Bench
 from bench.far import TOKEN
-from bench.measure import Race, each
+from bench.measure import ROUNDS, Race, each
 
 NBYTES = 256 << 20
 REPEATS = 3
@@ -67,7 +67,7 @@ def test_256_mib(bench: Bench, benchmark: BenchmarkFixture) -> None:
     race.enter("mp queue", lambda: delivery_ms(bench, "mp queue", tensor, False))
     if ucx.available():
         race.enter("ucx posix", lambda: ucx.delivery_ms(NBYTES))
-    race.run(rounds=7)
+    race.run(rounds=ROUNDS)
     race.versus("memcpy", what="view", target=1.4)
     race.versus("memcpy, 2 threads", what="view")
     race.versus("gloo", what="view", target=5)

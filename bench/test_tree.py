@@ -7,7 +7,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from bench.conftest import Bench
 from bench.far import TOKEN
-from bench.measure import Race, each
+from bench.measure import ROUNDS, Race, each
 
 COUNT, NBYTES = 10_000, 4096
 
@@ -33,6 +33,6 @@ def test_10000_tensors(bench: Bench, benchmark: BenchmarkFixture) -> None:
     small = {name: tree[name] for name in list(tree)[:500]}  # Gloo sends one by one: its share for 500 is the same
     race.enter("gloo, one by one", lambda: per_tensor_us(bench, "gloo", small, 1))
     race.enter("tensorlink", lambda: per_tensor_us(bench, "tensorlink", tree, 5))
-    race.run(rounds=7)
+    race.run(rounds=ROUNDS)
     race.limit("tensorlink", 1.5, what="view")
     race.versus("gloo, one by one", what="view")

@@ -62,16 +62,17 @@ class Claims {
   }
 
   // A reader has finished one read. Only claims that count reads care, and only the reader they are meant for counts.
-  void acknowledged(ClaimId id, uint64_t reader) {
+  // True: that was the last one, and the claim has ended.
+  bool acknowledged(ClaimId id, uint64_t reader) {
     Claim claim;
     std::lock_guard lock(mutex_);
     auto it = claims_.find(id);
-    if (it == claims_.end() || !it->second.counted || (it->second.reader && it->second.reader != reader)) return;
-    if (--it->second.reads_left == 0) end_locked(id, claim);
+    if (it == claims_.end() || !it->second.counted || (it->second.reader && it->second.reader != reader)) return false;
+    return --it->second.reads_left == 0 && end_locked(id, claim);
   }
 
-  // Ends what has expired, and frees parked blocks that nobody holds any more.
-  void sweep(int64_t now) {
+  // Ends what has expired, and frees parked blocks that nobody holds any more. False: there was nothing to do.
+  bool sweep(int64_t now) {
     std::vector<Claim> dropped;
     std::lock_guard lock(mutex_);
     std::vector<ClaimId> expired;
@@ -79,7 +80,7 @@ class Claims {
       for (auto& [id, claim] : claims_)
         if (claim.expires_ns && claim.expires_ns <= now) expired.push_back(id);
     for (ClaimId id : expired) end_locked(id, dropped.emplace_back());
-    if (parked_.empty()) return;
+    if (parked_.empty()) return !dropped.empty();
     std::unordered_set<ClaimId> held;
     holds_([&](ClaimId id) { held.insert(id); });
     for (auto it = parked_.begin(); it != parked_.end();) {
@@ -91,6 +92,7 @@ class Claims {
         it = parked_.erase(it);
       }
     }
+    return !dropped.empty();
   }
 
   // The reader has gone: what was meant for it alone ends.

@@ -98,6 +98,7 @@ ClaimId Engine::claim(Claim claim) {
 bool Engine::release(ClaimId id) {
   bool stood = claims_.end(id);
   if (claims_.any_parked()) sweep();
+  if (stood && room_waiters_ > 0) doorbell_->ring();
   return stood;
 }
 
@@ -115,9 +116,10 @@ void Engine::sweep() {
     for (auto& connection : connections_)
       connection->holds_of_peer().drain_acks([&](ClaimId id) { acked.emplace_back(id, connection->serial); });
   }
-  for (auto [id, reader] : acked) claims_.acknowledged(id, reader);
-  claims_.sweep(now_ns());
-  if (room_waiters_ > 0) doorbell_->ring();
+  bool ended = false;
+  for (auto [id, reader] : acked) ended |= claims_.acknowledged(id, reader);
+  ended |= claims_.sweep(now_ns());
+  if (ended && room_waiters_ > 0) doorbell_->ring();  // only then: those who wait for room sweep too, and would wake themselves
 }
 
 Engine::RoomWaiter::RoomWaiter(Engine& engine) : engine(engine) {

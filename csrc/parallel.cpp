@@ -57,6 +57,9 @@ class Pool {
   }
 
   [[noreturn]] void serve() {
+#if defined(__linux__)
+    ::pthread_setname_np(::pthread_self(), "tensorlink-copy");
+#endif
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
       wake_.wait(lock, [this] { return invited_ > 0; });

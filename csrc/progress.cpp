@@ -145,7 +145,7 @@ void Engine::on_note(const std::shared_ptr<Connection>& connection, Note& note) 
     case NoteKind::forget:
       return connection->forget_segment(static_cast<uint32_t>(note.a));
     case NoteKind::ack:
-      claims_.acknowledged(note.a, connection->serial);
+      if (claims_.acknowledged(note.a, connection->serial)) doorbell_->ring();
       return sweep();
     case NoteKind::kick:
       pump(true);

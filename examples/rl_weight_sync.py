@@ -323,7 +323,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lag", type=int, default=1, help="turns a worker may be ahead; 0: in step, and reproducible")
     parser.add_argument("--kill-worker", type=int, metavar="STEP", help="kill a worker with SIGKILL at this step")
-    parser.add_argument("--out", type=Path, default=Path("."), metavar="DIR", help="where the chart and the JSON go")
+    parser.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="where the chart and the JSON go")
     parser.add_argument("--role", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.workers < 1 or options.steps < 1:

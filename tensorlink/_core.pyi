@@ -2,7 +2,7 @@
 TensorLink's native core: memory, messages and copies. Private; use `tensorlink`.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 
 class Packed:
@@ -30,7 +30,7 @@ class Packed:
     def copy_to(self, address: int) -> None:
         """Writes the payload to `nbytes` of memory at `address`."""
 
-    def meta_in_place(self, extents: list) -> object:
+    def meta_in_place(self, extents: list[tuple[int, int]]) -> bytes | None:
         """
         Meta that refers to the tensors where they lie, in [(address, nbytes)]; None: some lie elsewhere.
         """
@@ -239,7 +239,7 @@ class Engine:
 
     def usage(self) -> dict[str, Any]: ...
 
-    def receive(self, source: int, tag: str, timeout_s: float) -> Message | bool | None:
+    def receive(self, source: int, tag: str, timeout_s: float) -> Message | Literal[False] | None:
         """A Message; False: the source is down; None: timed out."""
 
     def source(self, name: str) -> int: ...

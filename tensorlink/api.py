@@ -14,7 +14,7 @@ from tensorlink.transfer import Transfer
 from tensorlink.types import PeerInfo, TensorRef
 
 _current: Endpoint | None = None
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal handler may shut down in the middle
 
 
 def init(
@@ -38,18 +38,23 @@ def init(
     loaded = Settings.load(
         coordinator=coordinator, transports=transports, token=token, pool_bytes=pool_bytes, **settings
     )
-    endpoint = open_endpoint(name, loaded)
+    endpoint = open_endpoint(name, loaded, _forget)
     with _lock:
-        if _current is None or _current.closed:
+        if (_current is None or _current.closed) and not endpoint.closed:
             _current = endpoint
     return endpoint
 
 
-def shutdown() -> None:
-    """Shuts the current endpoint down, if there is one. Idempotent."""
+def _forget(endpoint: Endpoint) -> None:
     global _current
     with _lock:
-        endpoint, _current = _current, None
+        if _current is endpoint:
+            _current = None
+
+
+def shutdown() -> None:
+    """Shuts the current endpoint down, if there is one. Idempotent."""
+    endpoint = _current
     if endpoint is not None:
         endpoint.shutdown()
 
@@ -131,4 +136,3 @@ def on(event: str, callback: Callable[..., None]) -> Callable[[], None]:
 def stats() -> dict[str, Any]:
     """See `Endpoint.stats`."""
     return current().stats()
-

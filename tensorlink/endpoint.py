@@ -48,8 +48,9 @@ class Endpoint:
     None, to wait without end, is allowed only where one waits for somebody's next act (`recv`).
     """
 
-    def __init__(self, name: str, settings: Settings) -> None:
+    def __init__(self, name: str, settings: Settings, on_closed: Callable[[Endpoint], None] | None = None) -> None:
         self.settings = settings
+        self._on_closed = on_closed
         self._pid = os.getpid()
         self._closed = False
         self._closing = threading.Lock()
@@ -250,6 +251,8 @@ class Endpoint:
             if self._closed:
                 return
             self._closed = True
+        if self._on_closed is not None:
+            self._on_closed(self)
         if os.getpid() != self._pid:
             return
         atexit.unregister(self.shutdown)
@@ -384,13 +387,15 @@ def _cpu_only(device: str | None) -> None:
         raise TypeError(f"this version reads into cpu memory, not into {device}")
 
 
-def open_endpoint(name: str | None, settings: Settings) -> Endpoint:
+def open_endpoint(
+    name: str | None, settings: Settings, on_closed: Callable[[Endpoint], None] | None = None
+) -> Endpoint:
     """Makes an endpoint and joins. Raises: what `Endpoint.start` does; ValueError: the name is no name."""
     logging.getLogger("tensorlink").setLevel(settings.log)
     chosen = default_name() if name is None else name
     if not chosen or len(chosen) > 200 or not chosen.isprintable():
         raise ValueError(f"a peer's name has 1 to 200 printable characters, not {chosen!r}")
-    endpoint = Endpoint(chosen, settings)
+    endpoint = Endpoint(chosen, settings, on_closed)
     endpoint.start()
     return endpoint
 

@@ -1,9 +1,9 @@
 """Weights: one process publishes versions of a state dict, any number of others pull the newest one.
 
-A version is an object in the publisher's pool. Its number and descriptor lie on the publisher's board, in shared memory,
-so subscribers learn of it and read it with no message, also while the publisher's interpreter is busy. A pull holds
-the version that it reads, and a held version never changes: so a pull gives all of one version, whatever the publisher
-does meanwhile.
+A version is an object in the publisher's pool. Its number and descriptor lie on the publisher's board, in shared
+memory, so subscribers learn of it and read it with no message, also while the publisher's interpreter is busy. A pull
+holds the version that it reads, and a held version never changes: so a pull gives all of one version, whatever the
+publisher does meanwhile.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def _service(name: str) -> str:
 class WeightPublisher:
     """Publishes versions of the tensors of `state_dict` under a name. May be used from any thread.
 
-    `state_dict` is a dict of tensors, nested or not, such as `model.state_dict()`; it is read anew by each `publish`, so
-    tensors that share memory with a live model give its values of that moment. Values that are no tensors are ignored by
-    subscribers. Tensors that share their memory are sent once.
+    `state_dict` is a dict of tensors, nested or not, such as `model.state_dict()`; it is read anew by each `publish`,
+    so tensors that share memory with a live model give its values of that moment. Values that are no tensors are
+    ignored by subscribers. Tensors that share their memory are sent once.
 
     The versions are held in the pool of this process: the newest, the one before it, and older ones only as
     long as a reader is at them. Room for two versions is enough where readers are quick.
@@ -73,7 +73,9 @@ class WeightPublisher:
         self._lock = threading.Lock()
         self._closed = False
         self._kept: list[tuple[int, int]] = []  # (claim, bytes): the version before the newest, and the newest
-        self._stats: dict[str, Any] = {"publishes": 0, "bytes": 0, "seconds": 0.0, "total_bytes": 0, "total_seconds": 0.0}
+        self._stats: dict[str, Any] = {
+            "publishes": 0, "bytes": 0, "seconds": 0.0, "total_bytes": 0, "total_seconds": 0.0
+        }
         _core.pack(state_dict)  # what cannot travel is told now
         self._endpoint._serve(_service(name))
         before = self._endpoint._engine.published(name)
@@ -85,12 +87,13 @@ class WeightPublisher:
         return self._version
 
     def publish(self, version: int | None = None, *, timeout: Timeout = ...) -> int:
-        """Publishes the tensors as they are now, and returns the number of the version: `version`, or one more than the last.
+        """Publishes the tensors as they are now, and returns the number of the version: `version`, or one more than the
+        last.
 
         Copies them into the pool once; nothing else in this process may write them meanwhile. When it returns, every
-        subscriber's next pull gets this version or a newer one. Where the budget of the pool leaves no room because a slow
-        reader still holds an old version, it waits for the reader for `timeout` seconds. Where the whole budget is too
-        small for two versions, the last one is given up first, and pulls wait until this one is there.
+        subscriber's next pull gets this version or a newer one. Where the budget of the pool leaves no room because a
+        slow reader still holds an old version, it waits for the reader for `timeout` seconds. Where the whole budget is
+        too small for two versions, the last one is given up first, and pulls wait until this one is there.
 
         Raises: ValueError: `version` doesn't grow; PoolExhaustedError: no room in time, and the message names who holds
         what; TypeError: something cannot travel; ClosedError. After a failure the last version stays the newest (with
@@ -137,7 +140,9 @@ class WeightPublisher:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _next(self, version: int | None) -> int:
@@ -187,8 +192,8 @@ class WeightSubscriber:
 
     `into` is a dict of writable tensors with the names, shapes and dtypes of the published one, such as
     `model.state_dict()`, which shares memory with the model; parameters are filled in place, and autograd isn't told.
-    The framework and memory layout may differ from the publisher's. Values that are no tensors are ignored. Tensors that
-    share their memory stay tied: a publisher that has two different tensors there doesn't fit.
+    The framework and memory layout may differ from the publisher's. Values that are no tensors are ignored. Tensors
+    that share their memory stay tied: a publisher that has two different tensors there doesn't fit.
 
     Nothing is looked up before the first pull. Raises: TypeError, LayoutMismatchError: `into` cannot be filled.
     """
@@ -219,14 +224,16 @@ class WeightSubscriber:
         return None if have is None else have[0]
 
     def pull(self, min_version: int | None = None, *, timeout: Timeout = ..., stream: bool = False) -> int:
-        """Fills `into` with the newest version and returns its number; with the number alone where `into` holds it already.
+        """Fills `into` with the newest version and returns its number; with the number alone where `into` holds it
+        already.
 
         Without `min_version` it waits only for a first version to exist, and follows a publisher that has restarted.
         With it, it waits for at least that version. `timeout=None` waits without end. All of one version arrives, or an
-        error is raised and `into` is as it was: once the local copy has begun it runs to its end, whatever the deadline.
-        With `stream=True` deadline and cancel count during the copy too, and then `into` may be a mixture.
+        error is raised and `into` is as it was: once the local copy has begun it runs to its end, whatever the
+        deadline. With `stream=True` deadline and cancel count during the copy too, and then `into` may be a mixture.
 
-        "Holds it already" goes by number: what this process itself wrote into `into` is overwritten only by a newer version.
+        "Holds it already" goes by number: what this process itself wrote into `into` is overwritten only by a newer
+        version.
 
         Raises: LayoutMismatchError: `into` doesn't fit, and the message lists what is missing, extra or different;
         PeerLostError: the publisher has gone or was closed, and nobody has taken its place (the next pull waits for
@@ -240,7 +247,8 @@ class WeightSubscriber:
     def ipull(self, min_version: int | None = None, *, timeout: Timeout = ..., stream: bool = False) -> Transfer:
         """As `pull`, on a thread of its own; the result is the version. Until it has ended `into` must not be used.
 
-        `cancel()` leaves `into` as it was, or returns False: the version had arrived, or its copy had begun and is now done.
+        `cancel()` leaves `into` as it was, or returns False: the version had arrived, or its copy had begun and is now
+        done.
         """
         self._check()
         wait_s = self._endpoint._waiting(timeout)
@@ -248,8 +256,8 @@ class WeightSubscriber:
         return Background(lambda stop: self._pull(min_version, wait_s, stream, stop), path)
 
     def stats(self) -> dict[str, Any]:
-        """Counters: `version`; `pulls` that copied; `bytes` and `seconds` of the last one, `waited_seconds` before it for
-        the version to appear; `total_bytes`, and `total_seconds` without the waits."""
+        """Counters: `version`; `pulls` that copied; `bytes` and `seconds` of the last one, `waited_seconds` before it
+        for the version to appear; `total_bytes`, and `total_seconds` without the waits."""
         return {"version": self.version, **self._stats}
 
     def close(self) -> None:
@@ -259,7 +267,9 @@ class WeightSubscriber:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     # Inside
@@ -294,7 +304,9 @@ class WeightSubscriber:
         finally:
             self._lock.release()
 
-    def _attempt(self, source: _Source, min_version: int | None, limit: _Limit, stream: bool, began: float) -> int | None:
+    def _attempt(
+        self, source: _Source, min_version: int | None, limit: _Limit, stream: bool, began: float
+    ) -> int | None:
         """The version that `into` then holds; None: not yet, a little time has passed. Raises: PeerLostError."""
         notice = source.lane.read_board(self.name)
         if notice is None or notice[0] < (min_version or 0):
@@ -318,7 +330,7 @@ class WeightSubscriber:
         return int(version)
 
     def _fill(self, source: _Source, version: int, descriptor: bytes, limit: _Limit, stream: bool) -> int | None:
-        """Holds a version and copies it; its bytes, or None: it could not be mapped yet. Raises: StaleRefError, PeerLostError."""
+        """Holds a version and copies it; its bytes, or None: not mapped yet. Raises: StaleRefError, PeerLostError."""
         view: Any = None
         try:
             try:
@@ -326,7 +338,7 @@ class WeightSubscriber:
             except TransferTimeoutError:
                 return None
             if not isinstance(view, _core.View):
-                raise NoPathError(f"{source.connection.transport} cannot map weights", peer=str(source.peer), phase="pull")
+                raise NoPathError(f"{source.connection.transport} cannot map weights", peer=str(source.peer))
             self._target.prepare(view)  # compares; nothing has been written when it raises
             limit.check_stop()
             if stream:

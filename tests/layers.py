@@ -38,8 +38,21 @@ RANKS = {
     "cli": 11,
 }
 SEPARATE = ("transports", "accelerators", "integrations")  # packages whose modules don't import one another
-PLUGIN_MAY = {"errors", "_core", "types", "transports.base", "transports.pool", "accelerators.base"}  # all that a transport imports
-INFRASTRUCTURE = {"transports.base", "transports.registry", "transports.pool", "accelerators.base", "accelerators.registry"}
+PLUGIN_MAY = {
+    "errors",
+    "_core",
+    "types",
+    "transports.base",
+    "transports.pool",
+    "accelerators.base",
+}  # all that a transport imports
+INFRASTRUCTURE = {
+    "transports.base",
+    "transports.registry",
+    "transports.pool",
+    "accelerators.base",
+    "accelerators.registry",
+}
 
 PURE = {"lifecycle", "paths"}  # decide from what they are given: no I/O, no clock, no threads
 IMPURE_IMPORTS = {

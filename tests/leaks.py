@@ -54,6 +54,10 @@ def alive(pid: int) -> bool:
         return False
 
 
+LASTING = {"native tensorlink-copy"}
+"""Threads that a process keeps: the helpers of large copies, one for each further processor."""
+
+
 def children() -> dict[int, str]:
     """Living children of this process, adopted ones included: pid to command line."""
     found = {}
@@ -106,7 +110,7 @@ def leaks(before: Snapshot) -> list[str]:
     ]
     return [
         *(f"child {pid} {command}" for pid, command in now.children.items() if pid not in before.children),
-        *(f"thread {name}" for tid, name in now.threads.items() if tid not in before.threads),
+        *(f"thread {name}" for tid, name in now.threads.items() if tid not in before.threads and name not in LASTING),
         *(fds if excess else []),
         *(f"{what} {name}" for name, what in now.memory.items() if name not in before.memory and not _foreign(name)),
     ]

@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from tensorlink.control import control_pb2 as pb
 from tensorlink.control import wire
 from tensorlink.control.link import Link, Membership, open_link
 from tensorlink.control.runtime_dir import host_identity
 from tensorlink.control.view import MembershipEvent, View
 from tensorlink.errors import ClosedError, PeerLostError, TensorLinkError, TransferTimeoutError
-from tensorlink.control import control_pb2 as pb
 from tensorlink.settings import Settings
 from tensorlink.types import PeerInfo
 

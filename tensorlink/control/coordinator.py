@@ -21,12 +21,12 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
+from tensorlink.control import control_pb2 as pb
+from tensorlink.control import control_pb2_grpc as pb_grpc
 from tensorlink.control import runtime_dir, wire
 from tensorlink.control.heartbeat import HeartbeatServer
 from tensorlink.control.membership import KEY_BYTES, MAX_INCARNATION, Change, Lease, Membership
 from tensorlink.errors import AuthenticationError, PeerLostError, PeerUnknownError, TensorLinkError, TransportError
-from tensorlink.control import control_pb2 as pb
-from tensorlink.control import control_pb2_grpc as pb_grpc
 from tensorlink.types import PeerInfo
 
 log = logging.getLogger("tensorlink.coordinator")

@@ -12,10 +12,10 @@ from typing import Any
 
 import grpc
 
-from tensorlink.control import embedded, runtime_dir, wire
-from tensorlink.errors import AuthenticationError, ClosedError, CorruptTransferError
 from tensorlink.control import control_pb2 as pb
 from tensorlink.control import control_pb2_grpc as pb_grpc
+from tensorlink.control import embedded, runtime_dir, wire
+from tensorlink.errors import AuthenticationError, ClosedError, CorruptTransferError
 from tensorlink.settings import Settings
 from tensorlink.types import PeerInfo
 

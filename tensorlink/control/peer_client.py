@@ -11,13 +11,13 @@ from typing import Any
 
 import grpc
 
+from tensorlink.control import control_pb2 as pb
+from tensorlink.control import control_pb2_grpc as pb_grpc
 from tensorlink.control import wire
 from tensorlink.control.mailbox import Mailbox
 from tensorlink.control.peer_service import Hello
 from tensorlink.control.runtime_dir import host_identity
 from tensorlink.errors import ClosedError, TransportError
-from tensorlink.control import control_pb2 as pb
-from tensorlink.control import control_pb2_grpc as pb_grpc
 from tensorlink.types import PeerId
 
 

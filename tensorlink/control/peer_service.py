@@ -14,11 +14,11 @@ from typing import Any, Protocol, TypeVar, cast
 
 import grpc
 
+from tensorlink.control import control_pb2 as pb
+from tensorlink.control import control_pb2_grpc as pb_grpc
 from tensorlink.control import mailbox, runtime_dir, wire
 from tensorlink.control.pool import DaemonPool
 from tensorlink.errors import TensorLinkError, TransportError
-from tensorlink.control import control_pb2 as pb
-from tensorlink.control import control_pb2_grpc as pb_grpc
 from tensorlink.types import PeerId
 
 log = logging.getLogger("tensorlink.control")

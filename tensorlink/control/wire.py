@@ -12,8 +12,8 @@ from urllib.parse import quote
 import grpc
 
 from tensorlink import errors
-from tensorlink.errors import TensorLinkError
 from tensorlink.control import control_pb2 as pb
+from tensorlink.errors import TensorLinkError
 from tensorlink.types import PeerId, PeerInfo
 
 VERSION = 1

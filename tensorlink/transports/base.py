@@ -67,7 +67,9 @@ class Fetch(Protocol):
 class View(Protocol):
     """A peer's bytes, readable in place until the view and all that was built from it are gone."""
 
-    nbytes: int
+    @property
+    def nbytes(self) -> int:
+        """Bytes in all its spans."""
 
     def addresses(self) -> list[tuple[int, int]]:
         """(address, nbytes) of each span; read-only."""

@@ -137,7 +137,7 @@ class PoolConnection(Connection):
             self._fetches.add(fetch)
         return fetch
 
-    def map(self, descriptor: bytes, timeout: float) -> View:
+    def map(self, descriptor: bytes, timeout: float) -> _core.View:
         self._check()
         return self._engine.open(self._native, descriptor, timeout)
 

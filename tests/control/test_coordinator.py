@@ -14,9 +14,9 @@ import pytest
 from control_processes import Member, environment, eventually
 
 from tensorlink.control import ControlClient, PeerServer, list_peers, wire
+from tensorlink.control import control_pb2 as pb
 from tensorlink.control.view import MembershipEvent
 from tensorlink.errors import AuthenticationError, ClosedError, NameInUseError, PeerUnknownError, TensorLinkError
-from tensorlink.control import control_pb2 as pb
 from tensorlink.settings import Settings
 
 Start = Callable[..., Member]

@@ -13,6 +13,8 @@ import pytest
 from control_processes import eventually
 
 from tensorlink.control import Hello, Mailbox, PeerClient, PeerServer, wire
+from tensorlink.control import control_pb2 as pb
+from tensorlink.control import control_pb2_grpc as pb_grpc
 from tensorlink.control.pool import DaemonPool
 from tensorlink.errors import (
     AuthenticationError,
@@ -23,8 +25,6 @@ from tensorlink.errors import (
     TransferTimeoutError,
     TransportError,
 )
-from tensorlink.control import control_pb2 as pb
-from tensorlink.control import control_pb2_grpc as pb_grpc
 from tensorlink.types import PeerId
 
 ME = PeerId("a", 7)
