@@ -28,6 +28,8 @@ class BeatSender:
         self._membership = membership
         self._rejoin = rejoin
         self._changed = threading.Event()
+        self.first = threading.Event()
+        """The first beat was answered: from now on the coordinator watches this process."""
         threading.Thread(target=self._run, daemon=True).start()
 
     def use(self, membership: Membership) -> None:
@@ -46,6 +48,7 @@ class BeatSender:
                 fine = stream.recv(1) == b"\x00"
             except OSError:
                 fine = False
+            self.first.set()
             if not fine:
                 if stream is not None:
                     stream.close()
@@ -103,6 +106,7 @@ def main(name: str) -> None:
 
     client.on_joined = joined
     server.incarnation = membership.incarnation
+    beats.first.wait(30)
     say(joined=membership.incarnation, lease_s=membership.lease_s, heartbeat=membership.heartbeat_address)
     for line in sys.stdin:
         call(client, json.loads(line))
