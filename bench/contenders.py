@@ -49,7 +49,7 @@ class Contender(ABC):
     def recv_into(self, out: Any) -> None:
         """The next object, into memory of the caller's."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most have nothing to leave
         """Leaves."""
 
 
@@ -128,7 +128,7 @@ def _leaves(obj: Any) -> list[torch.Tensor]:
 
 
 def _shared(tensor: torch.Tensor) -> torch.Tensor:
-    storage = torch.UntypedStorage._new_shared(tensor.nbytes)
+    storage = torch.UntypedStorage._new_shared(tensor.nbytes)  # type: ignore[no-untyped-call]
     made = torch.empty(0, dtype=tensor.dtype).set_(storage)
     return made.view(tensor.shape).copy_(tensor)
 

@@ -78,7 +78,7 @@ def chart(rows: list[dict[str, Any]], path: Path) -> None:
     low, high = min(0.5, *scores), max(2.0, *scores)
     axes.set_xlim(low / 1.5, high * 2)
     for at, (row, value) in enumerate(zip(rows, scores, strict=True)):
-        text = f" {row['ratio']:.3g} " if row["target"] else f" {row['ratio']:.3g} × "
+        text = f" {row['ratio']:.3g} " if row["target"] else f" {row['ratio']:.3g}x "
         axes.text(value, at, text, va="center", ha="left" if value >= 1 else "right", fontsize=8)
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set_yticks(range(len(rows)), labels, fontsize=8)

@@ -83,6 +83,7 @@ std::vector<std::shared_ptr<Connection>> Engine::connections() {
 
 // The peer is told, and sees us go; views that we hold of its memory stay, and so does the socket under them.
 void Engine::disconnect(const std::shared_ptr<Connection>& connection) {
+  if (closed()) return;  // close() told it; what we sent is still to be read, so its claims stand for ever
   connection->note(NoteKind::bye);
   lose(connection, false);
   connection->finish();
