@@ -85,6 +85,7 @@ DECLARATIONS = {
     ),
     *("cast", "compile", "dataclass", "field", "frozenset", "getLogger", "namedtuple", "property", "tuple", "Option"),
     *("Argument", "command", "callback", "wraps", "overload", "dict", "set"),
+    *("parametrize", "settings", "register_assert_rewrite"),  # of pytest and hypothesis, in tensorlink.testing
 }
 GLOBAL_STATE = {"api"}  # the one current endpoint
 

@@ -12,6 +12,8 @@ import re
 import shutil
 import socket
 import struct
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -74,9 +76,7 @@ def peers(folder: Path) -> Iterator[list[Any]]:
 def serves(victim: Peer, honest: Peer, connection: Any) -> None:
     """The victim still takes messages and lets its memory be read."""
     assert connection.send({"number": 7}, "check") is None
-    message = victim.engine.receive(victim.engine.source(honest.name), "check", 10.0)
-    assert message.unpack(None) == {"number": 7}
-    message.consumed()
+    assert victim.engine.receive(victim.engine.source(honest.name), "check", 10.0, None, None) == {"number": 7}
     data = np.random.default_rng(1).integers(0, 256, 200_000, dtype=np.uint8)
     descriptor = victim.engine.expose(data.ctypes.data, data.nbytes)
     target = np.zeros_like(data)
@@ -129,18 +129,15 @@ def greeting(victim: Peer, name: bytes = b"evil", to: bytes | None = None, key: 
 
 def sizes_of(victim: Peer) -> list[int]:
     """Sizes of the three descriptors that a connection exchanges: half, doorbell, control."""
-    with dial(victim) as client:
-        other = Peer("ruler", 1, victim.path + "-ruler")
-        try:
-            connection = other.connect(victim)
-            found = {}
-            for line in Path("/proc/self/maps").read_text().splitlines():
-                match = re.match(r"([0-9a-f]+)-([0-9a-f]+) .*memfd:tensorlink-(half|doorbell|control)", line)
-                if match:
-                    found[match[3]] = int(match[2], 16) - int(match[1], 16)
-            del connection
-        finally:
-            other.engine.close()
+    found = {}
+    other = Peer("ruler", 1, victim.path + "-ruler")
+    connection = other.connect(victim)
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        match = re.match(r"([0-9a-f]+)-([0-9a-f]+) .*memfd:tensorlink-(half|doorbell|control)", line)
+        if match:
+            found[match[3]] = int(match[2], 16) - int(match[1], 16)
+    del connection
+    other.engine.close()
     return [found["half"], found["doorbell"], found["control"]]
 
 
@@ -216,7 +213,11 @@ def test_random_packets(peers: list[Any]) -> None:
     victim, honest, connection = peers
 
     @CORE
-    @given(st.binary(max_size=200) | st.builds(note, st.integers(0, 12), text=st.binary(max_size=64).map(lambda b: KEY + b)), st.integers(0, 4))
+    @given(
+        st.binary(max_size=200)
+        | st.builds(note, st.integers(0, 12), text=st.binary(max_size=64).map(lambda b: KEY + b)),
+        st.integers(0, 4),
+    )
     def attempt(data: bytes, count: int) -> None:
         with dial(victim) as client:
             say(client, data, [memfd(4096) for _ in range(count)] if data else None)
@@ -254,7 +255,9 @@ def test_bad_notes_end_only_their_connection(peers: list[Any], data: bytes, fds:
     victim, honest, connection = peers
     with raw_connection(victim, 1) as client:
         say(client, data, [memfd(4096) for _ in range(fds)])
-        eventually(lambda: [c.peer_name for c in victim.engine.connections()] == [honest.name], "the connection was dropped")
+        eventually(
+            lambda: [c.peer_name for c in victim.engine.connections()] == [honest.name], "the connection was dropped"
+        )
     serves(victim, honest, connection)
 
 
@@ -278,26 +281,43 @@ class Scribbler:
     """A native connection, and mappings of our own of the memory through which its two ends believe each other."""
 
     def __init__(self, folder: Path, victim: Peer, name: str) -> None:
-        before = self._halves()
+        known: set[int] = set()
+        for old in self._new_halves(known):
+            old.close()
         self.peer = Peer(name, 1, str(folder / name))
         self.connection = self.peer.connect(victim)
-        self.halves = []
-        for inode, path in self._halves().items():
-            if inode in before:
-                continue
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            self.halves.append(mmap.mmap(fd, 0))
-            os.close(fd)
+        self.halves = self._new_halves(known)
 
     @staticmethod
-    def _halves() -> dict[int, str]:
-        """The halves of connections that this process has open, by inode; each end keeps the one that it made."""
-        found = {}
-        for path in [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]:
+    def _new_halves(known: set[int]) -> list[mmap.mmap]:
+        """The halves of connections that this process has open; each end keeps the one that it made. Adds to `known` inodes."""
+        found = []
+        for number in os.listdir("/proc/self/fd"):
             with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                path = f"/proc/self/fd/{number}"
                 if "tensorlink-half" in os.readlink(path):
-                    found[os.stat(path).st_ino] = path
+                    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                    inode = os.fstat(fd).st_ino
+                    if inode not in known:
+                        known.add(inode)
+                        found.append(mmap.mmap(fd, 0))
+                    os.close(fd)
         return found
+
+    @staticmethod
+    def path_of(half: mmap.mmap) -> str:
+        """A descriptor that an engine of this process has of that half."""
+        for number in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):
+                path = f"/proc/self/fd/{number}"
+                if "tensorlink-half" in os.readlink(path):
+                    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                    with mmap.mmap(fd, 0) as other:
+                        same = other[:] == half[:]
+                    os.close(fd)
+                    if same:
+                        return path
+        raise AssertionError("no engine has it")
 
     def scribble(self, chance: random.Random) -> None:
         """Random words, half of them near the headers of the rings."""
@@ -326,7 +346,8 @@ def test_scribbling_over_rings_and_holds(folder: Path, peers: list[Any], seed: i
             evil.connection.send({"x": np.zeros(100)}, "noise")
         except TensorLinkError:
             break
-        victim.engine.receive(victim.engine.source("evil"), "noise", 0.0)
+        with contextlib.suppress(TensorLinkError, TypeError):
+            victim.engine.receive(victim.engine.source("evil"), "noise", 0.0, None, None)
     for back in [c for c in victim.engine.connections() if c.peer_name == "evil"]:
         try:
             back.send({"x": 1}, "reply")
@@ -362,6 +383,67 @@ def test_a_peer_that_writes_for_ever_starves_nobody(folder: Path, peers: list[An
     evil.close()
 
 
+FLOOD = """
+import mmap, sys
+fd, tail, head = map(int, sys.argv[1:])
+words = memoryview(mmap.mmap(fd, 0)).cast("Q")  # whole words: struct writes byte by byte
+print("flooding", flush=True)
+while True:
+    words[tail // 8] = words[head // 8] // 64 * 64 + (1 << 19)
+"""
+
+
+def ring_word(ring: mmap.mmap, at: int) -> int:
+    with memoryview(ring).cast("Q") as words:
+        return int(words[at // 8])
+
+
+def test_a_flood_of_valid_messages_starves_nobody(folder: Path, peers: list[Any]) -> None:
+    """The ring never empties: it is full of messages that came before, and its tail runs ahead of every read."""
+    victim, honest, connection = peers
+    evil = Scribbler(folder, victim, "evil")
+    tag = "d" * 24
+    assert evil.connection.send(None, tag) is None
+    assert victim.engine.receive(victim.engine.source("evil"), tag, 10.0, None, None) is None
+    ring = next(half for half in evil.halves if half.find(tag.encode()) >= 0)
+    data = ring.find(tag.encode()) - 40  # after the length and the header of the first frame
+    tail, head = data - 128, data - 64
+
+    def repeated(nbytes: int) -> bytes:
+        """A frame of so many bytes with the number of the first one."""
+        size = nbytes - 40
+        return struct.pack("<QIHHIIQQ", nbytes - 8, 0x314D4C54, size, 0, 0, 0, 0, 1) + b"d" * size
+
+    at = struct.unpack_from("<Q", ring, tail)[0]
+    gap = -at % 64 + 64
+    ring[data + at + gap : data + RING_AT_LEAST] = repeated(64) * ((RING_AT_LEAST - at - gap) // 64)
+    ring[data : data + (at // 64) * 64] = repeated(64) * (at // 64)
+    ring[data + at : data + at + gap] = repeated(gap)
+    struct.pack_into("<Q", ring, tail, RING_AT_LEAST)
+    eventually(
+        lambda: (victim.engine.receive(0, "none", 0.0, None, None), ring_word(ring, head) == RING_AT_LEAST)[1],
+        "a lap was read",
+    )
+    ring[data : data + at + gap] = repeated(64) * ((at + gap) // 64)
+    fd = os.open(evil.path_of(ring), os.O_RDWR)
+    command = [sys.executable, "-c", FLOOD, str(fd), str(tail), str(head)]
+    with subprocess.Popen(command, pass_fds=[fd], stdout=subprocess.PIPE) as flood:
+        os.close(fd)
+        try:
+            assert flood.stdout is not None
+            assert flood.stdout.readline() == b"flooding\n"
+            before = ring_word(ring, head)
+            while ring_word(ring, head) < before + 16 * RING_AT_LEAST:  # it is being read meanwhile
+                start = time.monotonic()
+                serves(victim, honest, connection)
+                assert time.monotonic() - start < 5
+                assert evil.connection.up
+        finally:
+            flood.kill()
+    assert evil.connection.up
+    evil.close()
+
+
 # Parsers that Python reaches
 
 
@@ -375,12 +457,8 @@ def test_frames_of_another_carrier(peers: list[Any]) -> None:
             victim.engine.deliver("evil", 1, frame)
         except CorruptTransferError:
             return
-        message = victim.engine.receive(_core.ANY_SOURCE, "tag", 0.0)
-        if message:
-            try:
-                message.unpack(None)
-            except (TensorLinkError, TypeError):
-                pass
+        with contextlib.suppress(TensorLinkError, TypeError):
+            victim.engine.receive(_core.ANY_SOURCE, "tag", 0.0, None, None)
 
     @CORE
     @given(st.binary(max_size=120))
@@ -404,16 +482,16 @@ def test_descriptors_of_nobody(peers: list[Any]) -> None:
     good = victim.engine.expose(data.ctypes.data, data.nbytes)
 
     def attempt(descriptor: bytes) -> None:
-        try:
+        with contextlib.suppress(TensorLinkError, TypeError):
             view = honest.engine.open(connection, descriptor, 5.0)
             view.unpack(_core.pack(data).meta, None)
-        except (TensorLinkError, TypeError):
-            pass
 
     words = st.sampled_from([0, 1, 2, 4096, 2**32, 2**63, 2**64 - 1, 2**64 - 4096]) | st.integers(0, 2**64 - 1)
 
     @CORE
-    @given(st.lists(st.tuples(words, words, words), max_size=4), st.integers(0, 5), st.integers(0, 2), st.integers(0, 2))
+    @given(
+        st.lists(st.tuples(words, words, words), max_size=4), st.integers(0, 5), st.integers(0, 2), st.integers(0, 2)
+    )
     def forged(extents: list[tuple[int, int, int]], count: int, meta: int, counted: int) -> None:
         head = good[:8] + struct.pack("<HHI", count, meta, counted)
         attempt(head + b"".join(struct.pack("<QQQ", *extent) for extent in extents))
@@ -433,13 +511,15 @@ def test_a_segment_that_shrinks_is_refused(peers: list[Any]) -> None:
     victim, honest, connection = peers
     client = raw_connection(victim, 1)
     say(client, note(SEGMENT, 1), [memfd(1 << 20, 0)])
-    eventually(lambda: [c.peer_name for c in victim.engine.connections()] == [honest.name], "the connection was dropped")
+    eventually(
+        lambda: [c.peer_name for c in victim.engine.connections()] == [honest.name], "the connection was dropped"
+    )
     serves(victim, honest, connection)
     client.close()
 
 
 def test_memory_that_a_peer_gets_cannot_be_written(peers: list[Any]) -> None:
-    victim, honest, connection = peers
+    victim = peers[0]
     data = np.ones(1 << 20, np.uint8)
     descriptor = victim.engine.expose(data.ctypes.data, data.nbytes)
     with dial(victim) as client:

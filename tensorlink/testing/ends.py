@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -220,11 +221,8 @@ class EndsContract(Pairs):
         before = settled(pair.near), settled(pair.far)
         for i in range(ROUNDS):
             once(i)
-        for side, base in ((pair.near, before[0]), (pair.far, before[1])):
-            eventually(
-                lambda side=side, base=base: all(now <= then for now, then in zip(side.resources(), base, strict=True)),
-                f"descriptors, mappings and threads were {before} again",
-            )
+        for side, base in zip((pair.near, pair.far), before, strict=True):
+            eventually(partial(no_more, side, base), f"descriptors, mappings and threads were {base} again")
 
     # Death of the peer
 
@@ -312,3 +310,8 @@ def settled(side: Side) -> tuple[int, int, int]:
         if now != last:
             last, deadline = now, time.monotonic() + 0.5
     return last
+
+
+def no_more(side: Side, base: tuple[int, int, int]) -> bool:
+    """Whether a side has no more resources than `base`."""
+    return all(now <= then for now, then in zip(side.resources(), base, strict=True))

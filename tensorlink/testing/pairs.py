@@ -56,8 +56,10 @@ def pattern(seed: int, nbytes: int) -> Bytes:
 
 
 def digest(data: Bytes | memoryview) -> str:
-    return hashlib.blake2b(data,  # type: ignore[arg-type]  # numpy arrays export their bytes
-                           digest_size=16).hexdigest()
+    return hashlib.blake2b(
+        data,  # type: ignore[arg-type]  # numpy arrays export their bytes
+        digest_size=16,
+    ).hexdigest()
 
 
 def buffer_of(array: Bytes) -> Buffer:
@@ -227,7 +229,8 @@ class FarProcess:
         if number == signal.SIGSTOP:
             tasks = Path(f"/proc/{self._process.pid}/task")
             eventually(
-                lambda: all(b") T" in (task / "stat").read_bytes() for task in tasks.iterdir()), "all its threads stopped"
+                lambda: all(b") T" in (task / "stat").read_bytes() for task in tasks.iterdir()),
+                "all its threads stopped",
             )
 
     def end(self) -> None:
@@ -248,10 +251,11 @@ def serve(fd: int) -> None:
             try:
                 if not method:
                     result, sides[number] = None, Side(*args)
-                elif method == "shutdown":
-                    result = sides.pop(number).shutdown() if number in sides else None
+                elif method == "shutdown" and number not in sides:
+                    result = None
                 else:
-                    result = getattr(sides[number], method)(*args, **kwargs)
+                    side = sides.pop(number) if method == "shutdown" else sides[number]
+                    result = getattr(side, method)(*args, **kwargs)
                 pipe.send((True, result))
             except Exception as error:
                 pipe.send((False, error))
@@ -315,7 +319,7 @@ class PairMaker(ABC):
     def make(self, near: Side, far: tuple[str, int, int]) -> Pair:
         """A pair of `near` and a side of that name, incarnation and pool size."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 (most have nothing to end)
         """Ends what all pairs share."""
 
 

@@ -107,7 +107,9 @@ def owner_steps(state: State, rules: Rules) -> Iterator[State]:
 def drop(reader: Reader) -> Reader:
     """A lease ends: the last one of a connection that is being closed tells the owner."""
     leases = reader.leases - 1
-    return replace(reader, at="idle", leases=leases, socket=reader.socket and not (leases == 0 and reader.finishing != "no"))
+    return replace(
+        reader, at="idle", leases=leases, socket=reader.socket and not (leases == 0 and reader.finishing != "no")
+    )
 
 
 def reader_steps(state: State, i: int, rules: Rules) -> Iterator[State]:
@@ -203,7 +205,14 @@ def test_no_reader_sees_recycled_memory_and_no_block_is_lost(readers: int, attem
         Rules(check_finishing=False),
         Rules(forget_at_end_only=False),
     ],
-    ids=["no second look", "scan before bump", "no reader's fence", "no owner's fence", "no look at closing", "lease ends holds"],
+    ids=[
+        "no second look",
+        "scan before bump",
+        "no reader's fence",
+        "no owner's fence",
+        "no look at closing",
+        "lease ends holds",
+    ],
 )
 def test_every_rule_is_needed(rules: Rules) -> None:
     assert explore(rules, readers=1, attempts=2)[1] == "torn"

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
-SOURCES = [*sorted((CSRC / "test").glob("*.cpp")), *(CSRC / name for name in ("arena.cpp", "inbox.cpp", "segments.cpp"))]
+SOURCES = [
+    *sorted((CSRC / "test").glob("*.cpp")),
+    *(CSRC / name for name in ("arena.cpp", "inbox.cpp", "segments.cpp")),
+]
 SUITES = sorted(path.stem.removesuffix("_test") for path in (CSRC / "test").glob("*_test.cpp"))
 COMMON = ["-std=c++17", "-g1", "-Wall", "-Wextra", "-fno-strict-aliasing", "-pthread", f"-I{CSRC}"]
 FLAVOURS = {
@@ -30,7 +33,9 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     flags = [*COMMON, *FLAVOURS[request.param]]
     empty = folder / "empty.cpp"
     empty.write_text("int main() {}\n")
-    probe = subprocess.run([compiler, *flags, str(empty), "-o", str(folder / "empty")], capture_output=True, check=False)
+    probe = subprocess.run(
+        [compiler, *flags, str(empty), "-o", str(folder / "empty")], capture_output=True, check=False
+    )
     if probe.returncode or subprocess.run([str(folder / "empty")], capture_output=True, check=False).returncode:
         pytest.skip(f"programs with {' '.join(FLAVOURS[request.param])} cannot be made or run here")
     whole, made = folder / "whole.cpp", folder / "native"  # one unit: most of the time goes into the standard headers

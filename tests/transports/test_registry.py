@@ -21,7 +21,7 @@ class Incomplete(Transport):
         return b""
 
 
-def contracts(kind: type = TransportContract) -> set[type]:
+def contracts(kind: type[TransportContract] = TransportContract) -> set[type[TransportContract]]:
     return {one for sub in kind.__subclasses__() for one in (sub, *contracts(sub))}
 
 
