@@ -25,6 +25,7 @@ pytestmark = pytest.mark.chaos
 
 LEASE_S = 2.0
 KIB = 1 << 10
+SERVING = ("tensorlink-peer-", "native event_engine", "native grpc", "native resolver", "native lifeguard")
 SIZES = (8, 3_000, 100 * KIB, 2_000 * KIB)
 Join = Callable[[str], Peer]
 
@@ -114,7 +115,7 @@ class Traffic:
     def _run(self) -> None:
         try:
             getattr(self, f"with_{self.role}")()
-        except BaseException as error:  # noqa: BLE001 - the test looks at it
+        except BaseException as error:
             self.end = error
         self.ended_after = time.monotonic()
         for ref in self.refs:
@@ -206,7 +207,7 @@ def _without_pool(before: leaks.Snapshot) -> leaks.Snapshot:
     """As it is, and with what came since and may stay: the pool's segments, kept warm, and threads that serve calls."""
     now = leaks.Snapshot.take()
     warm = {name: what for name, what in now.memory.items() if name.startswith("/memfd:tensorlink ")}
-    serving = {tid: name for tid, name in now.threads.items() if name.startswith("tensorlink-peer-")}
+    serving = {tid: name for tid, name in now.threads.items() if name.startswith(SERVING)}
     segments = {number: what for number, what in now.fds.items() if what.startswith("/memfd:tensorlink ")}
     return leaks.Snapshot(
         before.children, {**before.threads, **serving}, {**before.fds, **segments}, {**before.memory, **warm}
