@@ -49,7 +49,7 @@ class Contender(ABC):
     def recv_into(self, out: Any) -> None:
         """The next object, into memory of the caller's."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most have nothing to leave
         """Leaves."""
 
 
@@ -80,9 +80,7 @@ class Gloo(Contender):
     def __init__(self, meeting: Meeting, near: bool) -> None:
         super().__init__(meeting, near)
         self.other = 1 if near else 0
-        dist.init_process_group(
-            "gloo", init_method=f"file://{meeting.rendezvous}", rank=0 if near else 1, world_size=2
-        )
+        dist.init_process_group("gloo", init_method=f"file://{meeting.rendezvous}", rank=0 if near else 1, world_size=2)
 
     def send(self, obj: Any) -> None:
         for tensor in _leaves(obj):
@@ -130,8 +128,9 @@ def _leaves(obj: Any) -> list[torch.Tensor]:
 
 
 def _shared(tensor: torch.Tensor) -> torch.Tensor:
-    storage = torch.UntypedStorage._new_shared(tensor.nbytes)
-    return torch.empty(0, dtype=tensor.dtype).set_(storage, 0, tensor.shape).copy_(tensor)
+    storage = torch.UntypedStorage._new_shared(tensor.nbytes)  # type: ignore[no-untyped-call]
+    made = torch.empty(0, dtype=tensor.dtype).set_(storage)
+    return made.view(tensor.shape).copy_(tensor)
 
 
 KINDS: tuple[type[Contender], ...] = (TensorLink, Gloo, Queue)

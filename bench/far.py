@@ -20,7 +20,7 @@ class Far:
 
     def __init__(self, meeting: Meeting) -> None:
         self.ends: dict[str, Contender] = {kind.name: kind(meeting, near=False) for kind in KINDS}
-        self.kept: list[Any] = []
+        self.kept: list[tl.TensorRef] = []
 
     def echo(self, name: str, like: Any, count: int, into: bool) -> None:
         """Sends back what comes."""
@@ -57,7 +57,9 @@ class Far:
 
 
 def _zeros_like(like: Any) -> Any:
-    return {key: torch.zeros_like(value) for key, value in like.items()} if isinstance(like, dict) else torch.zeros_like(like)
+    if isinstance(like, dict):
+        return {key: torch.zeros_like(value) for key, value in like.items()}
+    return torch.zeros_like(like)
 
 
 def serve(orders: multiprocessing.connection.Connection, meeting: Meeting) -> None:

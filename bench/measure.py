@@ -68,7 +68,7 @@ class Race:
                 if name != OURS:
                     self._turn(name)
 
-        self._benchmark.pedantic(self._turn, args=(OURS,), setup=others, rounds=rounds, iterations=1)
+        self._benchmark.pedantic(self._turn, args=(OURS,), setup=others, rounds=rounds, iterations=1)  # type: ignore[no-untyped-call]
 
     def _turn(self, name: str) -> None:
         self.figures[name].append(self._entries[name]())

@@ -21,7 +21,10 @@ def report(benchmarks: Path, results: Path) -> list[dict[str, Any]]:
     run = json.loads(benchmarks.read_text())
     rows = [row for entry in run["benchmarks"] for row in entry["extra_info"]["rows"]]
     figures = {entry["name"]: entry["extra_info"]["figures"] for entry in run["benchmarks"]}
-    machine = {"cpu": run["machine_info"]["cpu"].get("brand_raw", "?"), "cores": run["machine_info"]["cpu"].get("count")}
+    machine = {
+        "cpu": run["machine_info"]["cpu"].get("brand_raw", "?"),
+        "cores": run["machine_info"]["cpu"].get("count"),
+    }
     document = {"when": run["datetime"], "machine": machine, "rows": rows, "figures": figures}
     (results / "ratios.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
     Console(width=150).print(table(rows))
@@ -75,7 +78,7 @@ def chart(rows: list[dict[str, Any]], path: Path) -> None:
     low, high = min(0.5, *scores), max(2.0, *scores)
     axes.set_xlim(low / 1.5, high * 2)
     for at, (row, value) in enumerate(zip(rows, scores, strict=True)):
-        text = f" {row['ratio']:.3g} " if row["target"] else f" {row['ratio']:.3g} × "
+        text = f" {row['ratio']:.3g} " if row["target"] else f" {row['ratio']:.3g}x "
         axes.text(value, at, text, va="center", ha="left" if value >= 1 else "right", fontsize=8)
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set_yticks(range(len(rows)), labels, fontsize=8)

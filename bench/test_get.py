@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from bench.conftest import Bench
 from bench.measure import ROUNDS, Race, each
 
 SIZES = {"64 KiB": 64 << 10, "1 MiB": 1 << 20, "256 MiB": 256 << 20, "2 GiB": 2 << 30}
-COUNT = 500
+COUNT = 200
 
 
 def get_us(ref: tl.TensorRef) -> tuple[float, float]:
@@ -32,7 +34,7 @@ def get_us(ref: tl.TensorRef) -> tuple[float, float]:
 
 
 @pytest.fixture
-def refs(bench: Bench) -> dict[str, tl.TensorRef]:
+def refs(bench: Bench) -> Iterator[dict[str, tl.TensorRef]]:
     made = {name: tl.TensorRef.from_bytes(bench.far.call("put", nbytes)) for name, nbytes in SIZES.items()}
     yield made
     bench.far.call("drop")
@@ -50,7 +52,7 @@ def test_get(refs: dict[str, tl.TensorRef], benchmark: BenchmarkFixture) -> None
         return alone
 
     for name in SIZES:
-        race.enter("tensorlink" if name == "2 GiB" else name, lambda name=name: measure(name))
+        race.enter("tensorlink" if name == "2 GiB" else name, partial(measure, name))
     race.run(rounds=ROUNDS)
     for name in SIZES:
         race.limit("tensorlink" if name == "2 GiB" else name, 5.0, what=f"{name}, get")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
@@ -34,7 +36,7 @@ def half_round_trip_us(bench: Bench, name: str, count: int, into: bool) -> float
 def test_1_kib(bench: Bench, benchmark: BenchmarkFixture) -> None:
     race = Race(benchmark, "1 KiB, half round trip", "µs")
     for name, count in COUNTS.items():
-        race.enter(name, lambda name=name, count=count: half_round_trip_us(bench, name, count, name == "gloo"))
+        race.enter(name, partial(half_round_trip_us, bench, name, count, name == "gloo"))
     race.enter(INTO, lambda: half_round_trip_us(bench, "tensorlink", COUNTS["tensorlink"], True))
     if ucx.available():
         race.enter("ucx posix", ucx.half_round_trip_us)

@@ -68,9 +68,10 @@ def _final(test: str, nbytes: int, count: int) -> list[str]:
 
 def _listening(port: int, server: subprocess.Popen[bytes]) -> None:
     """Waits until the server listens, without connecting: it serves one client only."""
-    wanted = f":{port:04X} 00000000:0000 0A"
+    wanted = re.compile(rf":{port:04X} [0-9A-F:]+ 0A")
+    tables = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
     deadline = time.monotonic() + WAIT_S
-    while wanted not in Path("/proc/net/tcp").read_text() and ":%04X" % port not in Path("/proc/net/tcp6").read_text():
+    while not any(table.exists() and wanted.search(table.read_text()) for table in tables):
         if server.poll() is not None or time.monotonic() > deadline:
             raise RuntimeError("ucx_perftest doesn't start")
         time.sleep(0.01)

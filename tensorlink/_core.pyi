@@ -2,7 +2,7 @@
 TensorLink's native core: memory, messages and copies. Private; use `tensorlink`.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 
 class Packed:
@@ -88,7 +88,7 @@ class Message:
 
     @property
     def connection(self) -> Connection:
-        """The connection that brought it, or None."""
+        """The connection to its sender, or None."""
 
     def unpack(self, like: object | None) -> Any: ...
 
@@ -98,6 +98,13 @@ class Message:
         """
         Gives the sender its credit back. Call once, when the application has the object.
         """
+
+class NoMessage:
+    """Why a receive ended without one."""
+
+    @property
+    def lost(self) -> bool:
+        """The source that was named is down; else the time was over."""
 
 class Posted:
     """A receive that was posted before its message came."""
@@ -239,8 +246,10 @@ class Engine:
 
     def usage(self) -> dict[str, Any]: ...
 
-    def receive(self, source: int, tag: str, timeout_s: float) -> Message | Literal[False] | None:
-        """A Message; False: the source is down; None: timed out."""
+    def receive(self, source: int, tag: str, timeout_s: float, out: Any, like: str | None) -> Any:
+        """
+        The object of the next message; or its Message, if there is more to do; or NoMessage.
+        """
 
     def source(self, name: str) -> int: ...
 
@@ -261,6 +270,11 @@ class Engine:
 
     def send_packed(self, connection: Connection, packed: Packed, tag: str, timeout_s: float) -> bool:
         """False: no room before the deadline."""
+
+    def announce(self, connection: Connection, descriptor: bytes) -> None:
+        """
+        Hands the memory that it names to the peer, which can then map it without us.
+        """
 
     def send_offer(self, connection: Connection, descriptor: bytes, meta: bytes, tag: str, timeout_s: float) -> bool: ...
 

@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import EllipsisType
 from typing import Any
@@ -53,6 +54,9 @@ class Endpoint:
         self._on_closed = on_closed
         self._pid = os.getpid()
         self._closed = False
+        self._usable = True  # neither shut down nor forked: each call looks here, where getpid would cost a system call
+        on_fork = weakref.WeakMethod(self._on_fork)
+        os.register_at_fork(after_in_child=lambda: (on_fork() or _nothing)())
         self._closing = threading.Lock()
         self._hooks = Hooks()
         path = str(engine_socket())
@@ -145,7 +149,7 @@ class Endpoint:
         cannot travel. After a failure nothing was sent.
         """
         self._check()
-        self._messages.send(obj, to, tag, self._moving(timeout))
+        self._messages.send(obj, to, tag, self.settings.timeout if timeout is ... else self._moving(timeout))
 
     def recv(
         self,
@@ -166,7 +170,8 @@ class Endpoint:
         `out` differs, and not a byte was written. A `recv` that fails takes no message away.
         """
         self._check()
-        return self._messages.recv(source, tag, out, self._waiting(timeout), like)
+        wait_s = self.settings.timeout if timeout is ... else self._waiting(timeout)
+        return self._messages.recv(source, tag, out, wait_s, like)
 
     def isend(self, obj: Any, to: str, *, tag: str = "", timeout: Timeout = ...) -> Transfer:
         """As `send`, without blocking. Until the transfer has ended `obj` must not be changed."""
@@ -249,6 +254,7 @@ class Endpoint:
         """
         first = self._closing.acquire(blocking=False)  # for ever; no waiting, as a signal handler may come in between
         self._closed = True
+        self._usable = False
         if os.getpid() != self._pid or not first:
             return
         if self._on_closed is not None:
@@ -274,8 +280,11 @@ class Endpoint:
     # Inside
 
     def _check(self) -> None:
-        if self._closed or os.getpid() != self._pid:
+        if not self._usable:
             raise self._closed_error()
+
+    def _on_fork(self) -> None:
+        self._usable = False
 
     def _closed_error(self) -> ClosedError:
         if os.getpid() != self._pid:
@@ -353,6 +362,10 @@ class Endpoint:
             if bad and not asked:
                 self._control.rejoin_needed()
             asked = bad
+
+
+def _nothing() -> None:
+    pass
 
 
 class _Handlers:

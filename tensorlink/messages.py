@@ -51,6 +51,7 @@ class Messages:
         self._exhausted = exhausted
         self._failed = failed
         self._arrivals = Arrivals(engine)
+        self._origins: dict[str, int] = {}
 
     # Sending
 
@@ -161,19 +162,28 @@ class Messages:
 
     def recv(self, source: str | None, tag: str, out: Any, timeout: float | None, like: str | None) -> Any:
         """As `Endpoint.recv`."""
-        origin = _core.ANY_SOURCE if source is None else self._engine.source(source)
         wait_s = _FOREVER if timeout is None else timeout
-        message = self._engine.receive(origin, tag, wait_s)
-        if not message:
-            error = self._nothing(source, tag, lost=message is False)
+        got = self._engine.receive(self._origin(source), tag, wait_s, out, like)
+        if type(got) is _core.Message:
+            return self.open(got, out, wait_s, like, None)
+        if type(got) is _core.NoMessage:
+            error = self._nothing(source, tag, lost=got.lost)
             self._failed(error)
             raise error
-        return self.open(message, out, wait_s, like, None)
+        return got
+
+    def _origin(self, source: str | None) -> int:
+        """The engine's number of a source; it never changes."""
+        if source is None:
+            return _core.ANY_SOURCE
+        number = self._origins.get(source)
+        if number is None:
+            number = self._origins[source] = self._engine.source(source)
+        return number
 
     def irecv(self, source: str | None, tag: str, out: Any, timeout: float | None, like: str | None) -> Transfer:
         """As `Endpoint.irecv`."""
-        origin = _core.ANY_SOURCE if source is None else self._engine.source(source)
-        return PostedReceive(self, self._engine, self._arrivals, origin, source, tag, out, timeout, like)
+        return PostedReceive(self, self._engine, self._arrivals, self._origin(source), source, tag, out, timeout, like)
 
     def open(self, message: _core.Message, out: Any, wait_s: float, like: str | None, stop: _core.Stop | None) -> Any:
         """The object of a message. After a failure the next `recv` gets it again, unless nobody ever could."""

@@ -73,6 +73,10 @@ nb::object fill_message(const Message& message, nb::handle out, const Stop* stop
   return nb::steal(fill_from(message.meta(), &extent, 1, out.ptr(), stop, timeout_s));
 }
 
+struct NoMessage {
+  bool lost;
+};
+
 struct Received {
   std::unique_ptr<Message> message;
   bool lost = false;  // the source that was named is down
@@ -91,13 +95,24 @@ Received receive(Engine& engine, SourceId source, std::string_view tag, double t
   return result;
 }
 
-nb::object receive_object(Engine& engine, SourceId source, nb::str tag, double timeout_s) {
+// One call for the whole of a receive, since each crossing from Python costs as much as the ring: gives the object itself if it
+// came in its message and nothing is wrong. Else the caller gets the message, and finds the same error with time to treat it.
+nb::object receive_object(Engine& engine, SourceId source, nb::str tag, double timeout_s, nb::handle out, nb::handle like) {
   Py_ssize_t size;
   const char* data = PyUnicode_AsUTF8AndSize(tag.ptr(), &size);
   if (!data) throw nb::python_error();
   Received received = receive(engine, source, {data, static_cast<size_t>(size)}, timeout_s);
-  if (received.message) return nb::cast(std::move(received.message));
-  return received.lost ? nb::object(nb::bool_(false)) : nb::object(nb::none());
+  if (!received.message) return nb::cast(NoMessage{received.lost});
+  const Message& message = *received.message;
+  if (message.descriptor_size == 0) {
+    try {
+      nb::object object = out.is_none() ? unpack_message(message, like) : fill_message(message, out, nullptr, timeout_s);
+      if (message.carrier) message.carrier->credit(message.size);
+      return object;
+    } catch (const std::exception&) {  // python_error among them
+    }
+  }
+  return nb::cast(std::move(received.message));
 }
 
 void bind_messages(nb::module_& module) {
@@ -115,6 +130,8 @@ void bind_messages(nb::module_& module) {
       .def("consumed", [](const Message& m) {
         if (m.rode_ring) m.carrier->credit(m.size);
       }, "Gives the sender its credit back. Call once, when the application has the object.");
+  nb::class_<NoMessage>(module, "NoMessage", "Why a receive ended without one.")
+      .def_ro("lost", &NoMessage::lost, "The source that was named is down; else the time was over.");
   nb::class_<Posted>(module, "Posted", "A receive that was posted before its message came.")
       .def_prop_ro("lost", [](const Posted& p) { return p.lost; });
 }
@@ -295,7 +312,9 @@ void bind_memory(Class& engine) {
 template <class Class>
 void bind_traffic(Class& engine) {
   engine.def("receive", receive_object,
-           nb::sig("def receive(self, source: int, tag: str, timeout_s: float) -> Message | typing.Literal[False] | None"), "source"_a, "tag"_a, "timeout_s"_a, "A Message; False: the source is down; None: timed out.")
+           nb::sig("def receive(self, source: int, tag: str, timeout_s: float, out: typing.Any, like: str | None) -> typing.Any"),
+           "source"_a, "tag"_a, "timeout_s"_a, "out"_a.none(), "like"_a.none(),
+           "The object of the next message; or its Message, if there is more to do; or NoMessage.")
       .def("source", [](Engine& e, const std::string& name) { return e.inbox().source(name); }, "name"_a)
       .def("source_name", [](Engine& e, SourceId id) { return e.inbox().name(id); }, "source"_a)
       .def("put_back", [](Engine& e, Message& m) { e.inbox().put_back(std::make_unique<Message>(std::move(m))); }, "message"_a)

@@ -42,10 +42,10 @@ std::pair<const char*, uint64_t> span_of(const Packed& packed, const PackedLeaf&
 }  // namespace
 
 std::shared_ptr<Block> allocate(Engine& engine, uint64_t nbytes, double timeout_s) {
+  // First take back what readers have dropped: a warm block is worth far more than the look costs.
+  if (engine.claims().restless()) engine.sweep();
   std::shared_ptr<Block> block = engine.arena()->allocate(nbytes);
   if (block || nbytes > engine.arena()->budget()) return block;
-  engine.sweep();
-  if ((block = engine.arena()->allocate(nbytes))) return block;
   if (!engine.claims().restless()) return nullptr;  // no reader will free anything: waiting could only time out
   Engine::RoomWaiter waiter(engine);
   wait_for(engine, [&] { return engine.sweep(), (block = engine.arena()->allocate(nbytes)) != nullptr; }, deadline_of(timeout_s));

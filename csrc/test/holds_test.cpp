@@ -95,7 +95,7 @@ void readers_see_one_generation() {
   for (int r = 0; r < kReaders; ++r) readers.emplace_back(read, std::ref(shared), r);
   Random random(1);
   uint64_t rounds = 0;
-  for (uint64_t published = 0; published < test::scaled(100'000); ++rounds) {
+  for (uint64_t published = 0; published < test::scaled(40'000); ++rounds) {
     Shared::Cell& cell = shared.cells[random.below(kCells)];
     if (ClaimId old = cell.id.load()) {
       CHECK(claims.end(old));

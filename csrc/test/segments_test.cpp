@@ -11,11 +11,11 @@ using test::Random;
 
 namespace {
 
-constexpr uint64_t kBytes = 64 * kPage;
+constexpr uint64_t kSegment = 64 * kPage;
 
 struct Owner {
-  Fd fd = make_memfd("tensorlink-test", kBytes);
-  Map map{fd.get(), kBytes, PROT_READ | PROT_WRITE, MAP_SHARED};
+  Fd fd = make_memfd("tensorlink-test", kSegment);
+  Map map{fd.get(), kSegment, PROT_READ | PROT_WRITE, MAP_SHARED};
   void add_to(Segments& segments, uint32_t id) { segments.add(id, read_only(fd), sealed_size(fd.get())); }
 };
 
@@ -25,7 +25,7 @@ void private_spans_forget_what_was_written() {
   owner.add_to(segments, 1);
   Extent extent{1, 4 * kPage, 3 * kPage};
   for (char generation = 1; generation < 50; ++generation) {
-    std::memset(owner.map.data(), generation, kBytes);
+    std::memset(owner.map.data(), generation, kSegment);
     Lent one = segments.lend(extent), other = segments.lend(extent);
     CHECK(one.data != other.data && one.mapping != other.mapping);
     CHECK(one.data[0] == generation && one.data[3 * kPage - 1] == generation);
@@ -42,7 +42,7 @@ void extents_outside_are_corrupt() {
   Owner owner;
   Segments segments;
   owner.add_to(segments, 1);
-  for (Extent bad : {Extent{1, kBytes + 1, 0}, Extent{1, 0, kBytes + 1}, Extent{1, kPage, kBytes}, Extent{1, ~0ull, 1}, Extent{1, 1, ~0ull}}) {
+  for (Extent bad : {Extent{1, kSegment + 1, 0}, Extent{1, 0, kSegment + 1}, Extent{1, kPage, kSegment}, Extent{1, ~0ull, 1}, Extent{1, 1, ~0ull}}) {
     CHECK_FAULT(segments.shared(bad), Fault::corrupt);
     CHECK_FAULT(segments.lend(bad), Fault::corrupt);
   }
@@ -77,7 +77,7 @@ void only_sealed_memory_is_taken() {
 // Threads borrow, write and return overlapping spans: each sees the owner's bytes and its own, nobody else's.
 void borrowers_race() {
   Owner owner;
-  std::memset(owner.map.data(), 1, kBytes);
+  std::memset(owner.map.data(), 1, kSegment);
   Segments segments;
   owner.add_to(segments, 1);
   std::vector<std::thread> threads;

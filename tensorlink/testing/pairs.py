@@ -21,6 +21,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -165,12 +166,15 @@ class Side:
         return len(os.listdir("/proc/self/fd")), named, len(os.listdir("/proc/self/task"))
 
     def shutdown(self) -> None:
-        """Ends the transport and the engine. Idempotent."""
+        """Ends the transport and the engine, and forgets them, so that their memory goes too. Idempotent."""
         self.drop_views()
         self._memory.clear()
-        self.transport.close()
-        self.engine.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if os.path.exists(self._folder):
+            self.transport.close()
+            self.engine.close()
+            shutil.rmtree(self._folder)
+            vars(self).pop("connection", None)
+            del self.transport, self.engine
 
 
 class RemoteSide:
@@ -216,10 +220,15 @@ class FarProcess:
         raise result
 
     def signal(self, number: int) -> None:
-        """SIGSTOP, SIGCONT; SIGKILL also waits for the end."""
+        """SIGCONT; SIGSTOP and SIGKILL, which take a moment, also wait for their effect."""
         self._process.send_signal(number)
         if number == signal.SIGKILL:
             self._process.wait()
+        if number == signal.SIGSTOP:
+            tasks = Path(f"/proc/{self._process.pid}/task")
+            eventually(
+                lambda: all(b") T" in (task / "stat").read_bytes() for task in tasks.iterdir()), "all its threads stopped"
+            )
 
     def end(self) -> None:
         self._pipe.close()  # it ends by itself

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from control_processes import Member, coordinator_pids, eventually
+from tests.control.control_processes import Member, coordinator_pids, eventually
 
 
 @pytest.fixture

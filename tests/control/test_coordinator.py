@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from control_processes import Member, environment, eventually
+from tests.control.control_processes import Member, environment, eventually
 
 from tensorlink.control import ControlClient, PeerServer, list_peers, wire
 from tensorlink.control import control_pb2 as pb
@@ -72,8 +73,10 @@ class Silent:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_random_bytes_are_refused_and_harm_nothing(
-    joiner: Callable[..., ControlClient], run_dir: Path, method: str
+    joiner: Callable[..., ControlClient], run_dir: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # gRPC logs each with its traceback, which pytest would keep, and with it the server.
+    monkeypatch.setattr(logging.getLogger("grpc._common"), "disabled", True)
     client = joiner("a")
     server = PeerServer(Silent(), name="a")
     target = wire.unix_target(run_dir / "c-default.sock") if "Coordinator" in method else server.address

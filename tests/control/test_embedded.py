@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from control_processes import Member, coordinator_pids, environment, eventually
+from tests.control.control_processes import Member, coordinator_pids, environment, eventually
 
 from tensorlink.control import ControlClient, runtime_dir
 from tensorlink.errors import AuthenticationError

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from control_member import connect
-from control_processes import Member, coordinator_pids, environment, eventually
+from tests.control.control_member import connect
+from tests.control.control_processes import Member, coordinator_pids, environment, eventually
 
 from tensorlink.control import ControlClient
 from tensorlink.settings import Settings

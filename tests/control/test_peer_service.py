@@ -10,7 +10,7 @@ from queue import SimpleQueue
 
 import grpc
 import pytest
-from control_processes import eventually
+from tests.control.control_processes import eventually
 
 from tensorlink.control import Hello, Mailbox, PeerClient, PeerServer, wire
 from tensorlink.control import control_pb2 as pb

@@ -16,9 +16,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-IDS = (1, 3, 5)
-GONE = -1
-
 
 @dataclass(frozen=True)
 class Rules:
@@ -30,6 +27,7 @@ class Rules:
     bump_before_scan: bool = True
     check_finishing: bool = True
     forget_at_end_only: bool = True  # a silent reader stays pinned until its socket ends
+    claims: int = 3  # how many ids the owner gives out, one after the other
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class Reader:
 class State:
     readers: tuple[Reader, ...]
     owner: str = "free"  # free, filled, standing, bumped, fenced, scanned, parked, dead
-    turn: int = 0  # index of the id that the owner is at
+    turn: int = 0  # how many ids came before; they are 1, 3, 5, ...: the generations in which they stand
     generation: int = 0
     block: int = 0  # the id under which it was filled
     buffer: tuple[tuple[str, int], ...] = ()  # the owner's stores
@@ -76,7 +74,7 @@ def commit(state: State, name: str, value: int) -> State:
 def owner_steps(state: State, rules: Rules) -> Iterator[State]:
     if state.owner == "dead":
         return
-    claim = IDS[state.turn] if state.turn < len(IDS) else 0
+    claim = 2 * state.turn + 1 if state.turn < rules.claims else 0
     if state.buffer:
         yield commit(replace(state, buffer=state.buffer[1:]), *state.buffer[0])
     match state.owner:
@@ -121,7 +119,7 @@ def reader_steps(state: State, i: int, rules: Rules) -> Iterator[State]:
     flushed = not reader.buffer
     match reader.at:
         case "idle" if reader.attempts and reader.finishing != "done":
-            for handle in IDS[: state.turn + 1]:
+            for handle in range(1, 2 * state.turn + 2, 2):
                 if handle <= state.generation:  # it was published
                     yield state.with_reader(
                         i, at="written", handle=handle, attempts=reader.attempts - 1, buffer=(*reader.buffer, handle)
@@ -149,7 +147,9 @@ def reader_steps(state: State, i: int, rules: Rules) -> Iterator[State]:
     if reader.finishing == "said":
         yield state.with_reader(i, finishing="done", socket=reader.socket and reader.leases > 0)
     entry = reader.buffer[-1] if reader.buffer else reader.entry
-    yield state.with_reader(i, at="dead", entry=entry, buffer=(), socket=False)
+    readers = list(state.readers)
+    readers[i] = Reader(at="dead", attempts=0, entry=entry, socket=False, known=reader.known)
+    yield replace(state, readers=tuple(readers))
 
 
 def steps(state: State, rules: Rules) -> Iterator[State]:
@@ -186,9 +186,9 @@ def explore(rules: Rules, readers: int, attempts: int) -> tuple[int, str]:
     return len(seen), ""
 
 
-@pytest.mark.parametrize(("readers", "attempts"), [(1, 2), (2, 1)])
-def test_no_reader_sees_recycled_memory_and_no_block_is_lost(readers: int, attempts: int) -> None:
-    states, wrong = explore(Rules(), readers, attempts)
+@pytest.mark.parametrize(("readers", "attempts", "claims"), [(1, 2, 3), (2, 1, 2)])
+def test_no_reader_sees_recycled_memory_and_no_block_is_lost(readers: int, attempts: int, claims: int) -> None:
+    states, wrong = explore(Rules(claims=claims), readers, attempts)
     assert wrong == ""
     assert states > 1000
 
