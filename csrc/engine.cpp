@@ -67,7 +67,7 @@ void Engine::close() {
   pending_.clear();
   std::scoped_lock lock(pump_mutex_, list_mutex_);
   for (auto& connection : connections_) {
-    connection->note(NoteKind::bye);
+    connection->note(NoteKind::bye, kNoMoreWrites);
     connection->set_gone();
   }
   by_fd_.clear();

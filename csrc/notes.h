@@ -14,6 +14,9 @@ namespace tl {
 
 using Key = std::array<uint8_t, 16>;
 
+// With `bye`: the whole engine has closed, so its memory will never change again and new holds of it are safe for ever.
+constexpr uint64_t kNoMoreWrites = 1;
+
 enum class NoteKind : uint32_t { hello = 1, welcome, refused, want, segment, no_segment, forget, kick, ack, bye };
 
 struct Note {

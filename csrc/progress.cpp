@@ -153,7 +153,8 @@ void Engine::on_note(const std::shared_ptr<Connection>& connection, Note& note) 
       return;
     case NoteKind::bye:
       lose(connection, false);
-      return connection->finish();
+      if (note.a != kNoMoreWrites) connection->finish();  // else what it had offered may still be opened
+      return;
     default:
       throw Error(Fault::corrupt, "a note of an unknown kind");
   }

@@ -195,16 +195,20 @@ def _serve_requests(requests: socket.socket) -> None:
         if not message:
             return
         (descriptor,) = array.array("i", rights[0][2])
+        reading, writing = os.pipe()
         middle = os.fork()
         if middle == 0:
             pid = os.fork()
             if pid == 0:
-                requests.close()
+                for inherited in (requests.detach(), reading, writing):
+                    os.close(inherited)
                 _child(Connection(descriptor), pickle.loads(message))
-            requests.send(str(pid).encode())
+            os.write(writing, str(pid).encode())
             os._exit(0)
-        os.waitpid(middle, 0)
-        os.close(descriptor)
+        os.waitpid(middle, 0)  # only now has the child been handed over
+        requests.send(os.read(reading, 64))
+        for done_with in (descriptor, reading, writing):
+            os.close(done_with)
 
 
 def _child(parent: Connection, environment: dict[str, str]) -> NoReturn:
@@ -217,7 +221,7 @@ def _child(parent: Connection, environment: dict[str, str]) -> NoReturn:
             function, arguments, named = pickle.loads(parent.recv_bytes())
             try:
                 answer: tuple[str, Any] = ("returned", function(*arguments, **named))
-            except BaseException as error:  # noqa: BLE001 - the test gets it, KeyboardInterrupt too
+            except BaseException as error:
                 answer = ("raised", (error, traceback.format_exc()))
             try:
                 data = pickle.dumps(answer)
