@@ -1,6 +1,6 @@
 // Where an object lies in a pool, as it stands in handles and messages: the claim that keeps it and its extents.
 //
-//   u64 claim, u16 extents of the payload, u16 1 if one more extent holds the meta, u32 1 if reads are counted, then (u64 segment, offset, nbytes) each
+//   u64 claim, u16 extents of the payload, u16 1 if one more extent holds the meta, u32 how reads are counted, then (u64 segment, offset, nbytes) each
 #pragma once
 #include <cstring>
 #include <string>
@@ -14,7 +14,8 @@ namespace tl {
 struct Descriptor {
   ClaimId claim = 0;
   bool meta_in_pool = false;  // then the last extent is the meta
-  bool counted = false;       // the owner wants each read acknowledged
+  enum Count : uint32_t { none, acknowledge, tell };  // `tell`: acknowledge, and wake the owner, who counts exactly
+  Count counted = none;
   std::vector<Extent> extents;
 
   size_t payload_count() const { return extents.size() - (meta_in_pool ? 1 : 0); }
@@ -35,8 +36,8 @@ struct Descriptor {
     if (bytes.size() < sizeof head) throw Error(Fault::corrupt, "a descriptor is too short");
     std::memcpy(&head, bytes.data(), sizeof head);
     size_t count = size_t{head.payload_extents} + (head.meta_in_pool ? 1 : 0);
-    if (head.meta_in_pool > 1 || bytes.size() != sizeof head + count * 24) throw Error(Fault::corrupt, "a descriptor has a wrong length");
-    Descriptor result{head.claim, head.meta_in_pool == 1, head.counted == 1, {}};
+    if (head.meta_in_pool > 1 || head.counted > tell || bytes.size() != sizeof head + count * 24) throw Error(Fault::corrupt, "a descriptor has a wrong length");
+    Descriptor result{head.claim, head.meta_in_pool == 1, static_cast<Count>(head.counted), {}};
     result.extents.reserve(count);
     for (size_t i = 0; i < count; ++i) {
       uint64_t words[3];

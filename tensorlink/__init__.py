@@ -6,6 +6,14 @@
     tl.send({"weights": tensor}, "worker")
 """
 
+try:
+    from tensorlink import _core  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        f"the compiled core of tensorlink is not in {__path__[0]} ({error}); if that is a checkout, run `pip install -e .` "
+        "in it, or leave that folder so that Python finds the installed package"
+    ) from error
+
 from tensorlink.api import (
     current,
     empty,

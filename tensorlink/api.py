@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from tensorlink import transfer
 from tensorlink.endpoint import Endpoint, Timeout, open_endpoint
-from tensorlink.errors import ClosedError
+from tensorlink.errors import ClosedError, NameInUseError
 from tensorlink.settings import Settings
 from tensorlink.transfer import Transfer
 from tensorlink.types import PeerInfo, TensorRef
 
 _current: Endpoint | None = None
+_first_pid: int | None = None  # of the process that first called init: a child forked from it cannot
 
 
 def init(
@@ -27,15 +29,29 @@ def init(
     """Joins as a peer, and makes it the current endpoint of this process if there is none.
 
     `name` is unique among the peers of a coordinator; left out, one is made up. With no `coordinator` named, peers of
-    one user on one host find each other. Other settings: the fields of `tensorlink.Settings`. Also a context manager.
+    one user on one host find each other. A process may have several endpoints; `tensorlink.send` and the like use the
+    first that is still open, the others are used by their methods. Other settings: the fields of
+    `tensorlink.Settings`. Also a context manager.
 
     Blocks until it has joined. Raises: NameInUseError: a live peer has the name; AuthenticationError;
-    TransferTimeoutError, PeerLostError: no coordinator can be reached; ValueError: a setting cannot be parsed.
+    TransferTimeoutError, PeerLostError: no coordinator can be reached; ValueError: a setting cannot be parsed;
+    ClosedError: this process was forked from one that had called it.
     """
-    global _current
+    global _current, _first_pid
+    if _first_pid not in (None, os.getpid()):
+        raise ClosedError(
+            "this process was forked from one that had called tensorlink.init(), and gRPC cannot be used in it",
+            hint="Start it by spawn: multiprocessing.get_context('spawn'), or DataLoader(multiprocessing_context='spawn')",
+        )
+    if _current is not None and not _current.closed and name == _current.name:
+        raise NameInUseError(
+            f"this process has already joined as {name}",
+            hint="Use tensorlink.current(), or call tensorlink.shutdown() first",
+        )
     loaded = Settings.load(
         coordinator=coordinator, transports=transports, token=token, pool_bytes=pool_bytes, **settings
     )
+    _first_pid = os.getpid()
     endpoint = open_endpoint(name, loaded, _forget)
     if (_current is None or _current.closed) and not endpoint.closed:
         _current = endpoint
@@ -59,7 +75,7 @@ def current() -> Endpoint:
     """The current endpoint. Raises: ClosedError: `init` was not called, or it was shut down, or this is a forked child."""
     endpoint = _current
     if endpoint is None:
-        raise ClosedError("this process is no peer yet", hint='Call tensorlink.init("a-name") first')
+        raise ClosedError("this process is no peer: it never joined, or has left", hint='Call tensorlink.init("a-name") first')
     endpoint._check()
     return endpoint
 
@@ -133,3 +149,17 @@ def on(event: str, callback: Callable[..., None]) -> Callable[[], None]:
 def stats() -> dict[str, Any]:
     """See `Endpoint.stats`."""
     return current().stats()
+
+
+# What help() shows is the method's own text.
+send.__doc__ = Endpoint.send.__doc__
+recv.__doc__ = Endpoint.recv.__doc__
+isend.__doc__ = Endpoint.isend.__doc__
+irecv.__doc__ = Endpoint.irecv.__doc__
+put.__doc__ = Endpoint.put.__doc__
+get.__doc__ = Endpoint.get.__doc__
+iget.__doc__ = Endpoint.iget.__doc__
+empty.__doc__ = Endpoint.empty.__doc__
+peers.__doc__ = Endpoint.peers.__doc__
+on.__doc__ = Endpoint.on.__doc__
+stats.__doc__ = Endpoint.stats.__doc__

@@ -79,6 +79,7 @@ class Endpoint:
             self._engine.close()
             raise
         self._services: set[str] = set()
+        self._serving = threading.Lock()
         self._watcher_stop = threading.Event()
         self._watcher = threading.Thread(target=self._watch_heartbeat, name="tensorlink-heartbeat", daemon=True)
 
@@ -149,6 +150,7 @@ class Endpoint:
         cannot travel. After a failure nothing was sent.
         """
         self._check()
+        _name_of_peer(to)
         self._messages.send(obj, to, tag, self.settings.timeout if timeout is ... else self._moving(timeout))
 
     def recv(
@@ -176,6 +178,7 @@ class Endpoint:
     def isend(self, obj: Any, to: str, *, tag: str = "", timeout: Timeout = ...) -> Transfer:
         """As `send`, without blocking. Until the transfer has ended `obj` must not be changed."""
         self._check()
+        _name_of_peer(to)
         return self._messages.isend(obj, to, tag, self._moving(timeout))
 
     def irecv(
@@ -200,8 +203,11 @@ class Endpoint:
         """Makes a tensor, or a tree of them, readable for others, and returns its handle.
 
         It is a snapshot in the pool. With `copy=False` tensors that already lie in the pool (from `empty`) are shared in
-        place, and must not be written until the handle is released. The handle ends with `release`, after `reads`
-        reads, or after `ttl` seconds; views that readers have by then stay readable until they drop them.
+        place, and must not be written until the handle is released. The handle ends with `release`, after `reads` reads
+        (the owner learns of each a moment later), or after `ttl` seconds; views that readers have by then stay readable
+        until they drop them.
+
+        Blocks while the pool is full and readers may still make room, up to the setting `timeout`.
 
         Raises: PoolExhaustedError: no room, and the message says who holds what; TypeError: `obj` cannot travel.
         """
@@ -224,6 +230,7 @@ class Endpoint:
         LayoutMismatchError: `out` differs, and not a byte was written.
         """
         self._check()
+        _handle(ref)
         _cpu_only(device)
         return self._objects.get(ref, out, like, self._moving(timeout))
 
@@ -232,6 +239,7 @@ class Endpoint:
     ) -> Transfer:
         """As `get`, without blocking."""
         self._check()
+        _handle(ref)
         _cpu_only(device)
         return self._objects.iget(ref, out, like, self._moving(timeout))
 
@@ -290,7 +298,7 @@ class Endpoint:
         if os.getpid() != self._pid:
             return ClosedError(
                 f"endpoint {self.name} belongs to the parent of this process",
-                hint="After a fork call tensorlink.init() in the child, with a name of its own",
+                hint="Use it there, or start this process by spawn instead of fork and call tensorlink.init() in it",
             )
         return ClosedError(f"endpoint {self.name} was shut down", hint="Call tensorlink.init() again")
 
@@ -308,17 +316,27 @@ class Endpoint:
 
     def _exhausted(self, nbytes: int, phase: str) -> PoolExhaustedError:
         pool = self._engine.usage()
-        rows = [f"{name} (pid {pid}) holds {count} views of {size:,} bytes" for name, (count, size, pid) in pool["holders"].items()]
+        if nbytes > pool["budget_bytes"]:
+            return PoolExhaustedError(
+                f"{nbytes:,} bytes never fit into a pool of {pool['budget_bytes']:,}",
+                phase=phase,
+                hint="Raise pool_bytes of tensorlink.init or TENSORLINK_POOL_BYTES",
+            )
+        rows = [
+            f"{name} (pid {pid}) holds {count} views of {size:,} bytes"
+            for name, (count, size, pid) in pool["holders"].items()
+        ]
         rows.append(f"{pool['handles']} handles and messages of this process keep {pool['handle_bytes']:,} bytes")
         return PoolExhaustedError(
-            f"no room for {nbytes:,} bytes in the pool: {pool['used_bytes']:,} of {pool['budget_bytes']:,} are used; " + "; ".join(rows),
+            f"no room for {nbytes:,} bytes in the pool: {pool['used_bytes']:,} of {pool['budget_bytes']:,} are used; "
+            + "; ".join(rows),
             phase=phase,
-            hint="Release handles, drop views, or raise TENSORLINK_POOL_BYTES",
+            hint="Release handles, drop views, or raise pool_bytes (TENSORLINK_POOL_BYTES)",
         )
 
     def _serve(self, service: str) -> None:
         """Makes this the one endpoint, and the caller the one user of it, that serves a name. Raises: NameInUseError."""
-        with self._closing:
+        with self._serving:
             if service in self._services:
                 raise NameInUseError(f"this process serves {service} already", hint="Close the other one first")
             self._services.add(service)
@@ -393,6 +411,16 @@ def default_name() -> str:
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
 
 
+def _name_of_peer(to: object) -> None:
+    if not isinstance(to, str):
+        raise TypeError(f"`to` is the name of a peer, a str, not a {type(to).__name__}: send(obj, to)")
+
+
+def _handle(ref: object) -> None:
+    if not isinstance(ref, TensorRef):
+        raise TypeError(f"get takes a TensorRef, which put returned, not a {type(ref).__name__}")
+
+
 def _cpu_only(device: str | None) -> None:
     if device not in (None, "cpu"):
         raise TypeError(f"this version reads into cpu memory, not into {device}")
@@ -404,6 +432,8 @@ def open_endpoint(
     """Makes an endpoint and joins. Raises: what `Endpoint.start` does; ValueError: the name is no name."""
     logging.getLogger("tensorlink").setLevel(settings.log)
     chosen = default_name() if name is None else name
+    if not isinstance(chosen, str):
+        raise TypeError(f"a peer's name is a str, not a {type(chosen).__name__}")
     if not chosen or len(chosen) > 200 or not chosen.isprintable():
         raise ValueError(f"a peer's name has 1 to 200 printable characters, not {chosen!r}")
     endpoint = Endpoint(chosen, settings, on_closed)

@@ -58,6 +58,7 @@ class Links:
         self._load(site)
 
     def _load(self, site: Site) -> None:
+        self._settings.check_transports(registry.installed())
         usable: list[tuple[float, str, Transport]] = []
         for name in sorted(registry.installed()):
             if not self._settings.allows(name):
@@ -70,6 +71,9 @@ class Links:
                 usable.append((-max(link.bytes_per_s for link in links), name, transport))
             else:
                 self.rejected[name] = why
+        if not usable:
+            rows = "; ".join(f"{name}: {why}" for name, why in self.rejected.items())
+            raise NoPathError(f"no transport can be used here ({rows or 'none is installed'})", phase="init")
         usable.sort(key=lambda row: row[:2])
         self.transports.update({name: transport for _, name, transport in usable})
 

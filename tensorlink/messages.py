@@ -18,6 +18,7 @@ from tensorlink.errors import (
     ClosedError,
     CorruptTransferError,
     PeerLostError,
+    PeerRestartedError,
     PeerUnknownError,
     PoolExhaustedError,
     StaleRefError,
@@ -220,11 +221,11 @@ class Messages:
 
     def _nothing(self, source: str | None, tag: str, *, lost: bool) -> TensorLinkError:
         if lost and source is not None:
-            last = self._control.last_incarnation(source)
-            known = self._control.known(source)
-            if known is not None and last:  # back already
-                return self._links.lost(PeerId(source, last - 1), phase="recv")
-            return self._links.lost(PeerId(source, last), phase="recv")
+            if self._engine.is_down(self._origin(source)):
+                return self._links.lost(PeerId(source, self._control.last_incarnation(source)), phase="recv")
+            return PeerRestartedError(
+                f"{source} has restarted", peer=source, phase="recv", hint="Receive again: its name now means the new process"
+            )
         what = f"no message with tag {tag!r}" if tag else "no message"
         if source is None:
             return TransferTimeoutError(f"{what} came in time", phase="recv")
@@ -286,7 +287,7 @@ class PostedReceive(Transfer):
             return Finished(None, self.path, self._messages._nothing(self._source, self._tag, lost=self._posted.lost))
         try:
             wait_s = self._left()
-            result = self._messages.open(message, self._out, wait_s if wait_s else 0.001, self._like, self._stop)
+            result = self._messages.open(message, self._out, wait_s or 0.001, self._like, self._stop)
             return Finished(result, self.path)
         except Exception as error:
             return Finished(None, self.path, error)
@@ -317,6 +318,11 @@ class PostedReceive(Transfer):
                 self._engine.put_back(message)
             self._outcome = Finished(None, self.path, TransferCancelledError("the receive was cancelled", phase="recv"))
             return True
+
+    def __del__(self) -> None:
+        # Nobody can ask for its result any more: the message it waits for is the next receive's.
+        if self._outcome is None:
+            self.cancel()
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self._await().__await__()

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -115,6 +115,13 @@ class Settings:
             raise ValueError(
                 f"namespace must be 1 to 64 letters, digits, '-', '_' or '.', not '.' first, not {self.namespace!r}"
             )
+
+    def check_transports(self, installed: Collection[str]) -> None:
+        """Raises: ValueError: the setting `transports` names one that isn't installed."""
+        named = _names((self.transports or "").removeprefix("^"))
+        for name in named:
+            if name not in installed:
+                raise ValueError(f"no transport {name!r} is installed; there are: {', '.join(sorted(installed))}")
 
     def allows(self, transport: str) -> bool:
         """Whether the setting `transports` admits this transport."""

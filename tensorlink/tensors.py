@@ -6,6 +6,7 @@ imported here unless the object belongs to one.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import sys
 from typing import Any
@@ -66,8 +67,21 @@ def canonical(obj: Any, path: str, writable: bool) -> Any:
     try:
         view = memoryview(obj)
     except TypeError:
-        raise TypeError(f"{path} is of type {type(obj).__qualname__}, which cannot travel; send {_SENDABLE}") from None
+        name = type(obj).__qualname__
+        raise TypeError(f"{path} is of type {name}, which cannot travel; {_advice(obj)}") from None
     return _numpy(np.asarray(view), path, writable)
+
+
+def _advice(obj: Any) -> str:
+    if hasattr(obj, "state_dict"):
+        return "send its state_dict()"
+    if dataclasses.is_dataclass(obj):
+        return "send a dict of its fields"
+    if isinstance(obj, set | frozenset | range) or hasattr(obj, "__next__"):
+        return "send list(x)"
+    if isinstance(obj, complex):
+        return "send a tensor or array of it"
+    return f"send {_SENDABLE}"
 
 
 def _numpy(array: np.ndarray[Any, Any], path: str, writable: bool) -> np.ndarray[Any, Any]:

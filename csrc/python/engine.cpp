@@ -316,6 +316,7 @@ void bind_traffic(Class& engine) {
            "source"_a, "tag"_a, "timeout_s"_a, "out"_a.none(), "like"_a.none(),
            "The object of the next message; or its Message, if there is more to do; or NoMessage.")
       .def("source", [](Engine& e, const std::string& name) { return e.inbox().source(name); }, "name"_a)
+      .def("is_down", [](Engine& e, SourceId source) { return e.inbox().is_down(source); }, "source"_a)
       .def("source_name", [](Engine& e, SourceId id) { return e.inbox().name(id); }, "source"_a)
       .def("put_back", [](Engine& e, Message& m) { e.inbox().put_back(std::make_unique<Message>(std::move(m))); }, "message"_a)
       .def("post", [](Engine& e, SourceId source, const std::string& tag) { return e.inbox().post(source, tag); }, "source"_a, "tag"_a)

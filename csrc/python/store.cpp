@@ -68,7 +68,7 @@ nb::object store(Engine& engine, const Packed& packed, uint64_t reads, double tt
   descriptor.extents.push_back({extent.segment, extent.offset, packed.nbytes});
   if (!beside) descriptor.extents.push_back({extent.segment, extent.offset + meta_at, packed.meta.size()});
   descriptor.meta_in_pool = !beside;
-  descriptor.counted = reads > 0;
+  descriptor.counted = reads == 0 ? Descriptor::none : reader ? Descriptor::acknowledge : Descriptor::tell;
   descriptor.claim = engine.claim(make_claim({std::move(block)}, reads, ttl_s, reader));
   return stored(descriptor, beside ? std::string_view(packed.meta) : std::string_view());
 }
@@ -109,7 +109,7 @@ nb::object claim_in_place(Engine& engine, const Packed& packed, uint64_t reads, 
   }
   std::string meta = blocks.empty() || blocks.size() > UINT16_MAX ? std::string() : packed.meta_in_place(spans.data(), spans.size());
   if (meta.empty()) return nb::none();
-  descriptor.counted = reads > 0;
+  descriptor.counted = reads > 0 ? Descriptor::tell : Descriptor::none;
   descriptor.claim = engine.claim(make_claim(std::move(blocks), reads, ttl_s, 0));
   return stored(descriptor, meta);
 }

@@ -70,7 +70,9 @@ PyObject* View::unpack(std::string_view meta, PyObject* like, bool copy) { retur
 
 PyObject* View::read(PyObject* result) {
   connection_->counters.bytes_read.fetch_add(nbytes_, std::memory_order_relaxed);
-  if (std::exchange(counted_, false)) connection_->acknowledge(claim_);
+  Descriptor::Count counted = std::exchange(counted_, Descriptor::none);
+  if (counted != Descriptor::none) connection_->acknowledge(claim_);
+  if (counted == Descriptor::tell) connection_->note(NoteKind::kick);
   return result;
 }
 

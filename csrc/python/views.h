@@ -43,7 +43,7 @@ class View {
   ClaimId claim_ = 0;
   size_t count_ = 0;  // extents of the payload
   bool meta_in_pool_ = false;
-  bool counted_ = false;  // and not yet acknowledged
+  Descriptor::Count counted_ = Descriptor::none;  // and not yet acknowledged
   uint64_t nbytes_ = 0;
   std::vector<Extent> payload_;
   std::string meta_;

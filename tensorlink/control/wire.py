@@ -115,7 +115,7 @@ def error_of(error: grpc.RpcError, *, phase: str, peer: str | None = None) -> Te
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return errors.TransferTimeoutError("no answer before the deadline", peer=peer, phase=phase)
     if code is grpc.StatusCode.UNAVAILABLE:
-        return errors.PeerLostError(f"cannot be reached: {details}", peer=peer, phase=phase)
+        return errors.PeerLostError(f"{peer or 'the coordinator'} cannot be reached: {details}", peer=peer, phase=phase)
     if code is grpc.StatusCode.CANCELLED:
         return errors.ClosedError("the call was cancelled by a shutdown", peer=peer, phase=phase)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:

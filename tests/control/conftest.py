@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from tests.control.control_processes import Member, coordinator_pids, eventually
 
 

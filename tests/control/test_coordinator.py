@@ -12,13 +12,13 @@ from pathlib import Path
 
 import grpc
 import pytest
-from tests.control.control_processes import Member, environment, eventually
 
 from tensorlink.control import ControlClient, PeerServer, list_peers, wire
 from tensorlink.control import control_pb2 as pb
 from tensorlink.control.view import MembershipEvent
 from tensorlink.errors import AuthenticationError, ClosedError, NameInUseError, PeerUnknownError, TensorLinkError
 from tensorlink.settings import Settings
+from tests.control.control_processes import Member, environment, eventually
 
 Start = Callable[..., Member]
 

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.control.control_processes import Member, coordinator_pids, environment, eventually
 
 from tensorlink.control import ControlClient, runtime_dir
 from tensorlink.errors import AuthenticationError
 from tensorlink.settings import Settings
+from tests.control.control_processes import Member, coordinator_pids, environment, eventually
 
 Start = Callable[..., Member]
 

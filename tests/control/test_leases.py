@@ -12,11 +12,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.control.control_member import connect
-from tests.control.control_processes import Member, coordinator_pids, environment, eventually
-
 from tensorlink.control import ControlClient
 from tensorlink.settings import Settings
+from tests.control.control_member import connect
+from tests.control.control_processes import Member, coordinator_pids, environment, eventually
 
 Start = Callable[..., Member]
 SHORT = {"TENSORLINK_LEASE_S": "1"}

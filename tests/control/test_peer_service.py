@@ -10,7 +10,6 @@ from queue import SimpleQueue
 
 import grpc
 import pytest
-from tests.control.control_processes import eventually
 
 from tensorlink.control import Hello, Mailbox, PeerClient, PeerServer, wire
 from tensorlink.control import control_pb2 as pb
@@ -26,6 +25,7 @@ from tensorlink.errors import (
     TransportError,
 )
 from tensorlink.types import PeerId
+from tests.control.control_processes import eventually
 
 ME = PeerId("a", 7)
 
