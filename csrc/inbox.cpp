@@ -20,6 +20,7 @@ std::unique_ptr<Message> Message::parse(const char* frame, uint64_t n) {
   if (fixed > n || header.payload_size != n - fixed) throw corrupt("its lengths do not add up");
   message->size = n;
   message->sequence = header.sequence;
+  message->is_void = header.is_void != 0;
   message->tag_at = sizeof header;
   message->tag_size = header.tag_size;
   message->meta_at = message->tag_at + header.tag_size;
@@ -29,6 +30,13 @@ std::unique_ptr<Message> Message::parse(const char* frame, uint64_t n) {
   message->payload_at = fixed;
   message->payload_size = header.payload_size;
   return message;
+}
+
+std::string Message::void_frame(std::string_view frame) {
+  FrameHeader header{};
+  std::memcpy(&header, frame.data(), std::min(frame.size(), sizeof header));
+  FrameHeader made{FrameHeader::kMagic, 0, 1, 0, 0, 0, header.sequence};
+  return std::string(reinterpret_cast<const char*>(&made), sizeof made);
 }
 
 SourceId Inbox::source(const std::string& name) {
@@ -65,6 +73,7 @@ bool Inbox::deliver(std::unique_ptr<Message> message) {
 }
 
 void Inbox::match(std::unique_ptr<Message> message, bool front) {
+  if (message->is_void) return;
   if (!front) message->arrival = ++arrivals_;
   for (auto it = posted_.begin(); it != posted_.end(); ++it) {
     Posted& posted = **it;

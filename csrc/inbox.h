@@ -29,7 +29,7 @@ struct FrameHeader {
   static constexpr uint32_t kMagic = 0x314d4c54;  // "TLM1"
   uint32_t magic;
   uint16_t tag_size;
-  uint16_t reserved;
+  uint16_t is_void;  // only stands for its number: its message was given up on the way, and what follows must not wait
   uint32_t meta_size;
   uint32_t descriptor_size;
   uint64_t payload_size;
@@ -45,6 +45,7 @@ struct Message {
   uint64_t size = 0;
   uint32_t tag_at = 0, tag_size = 0, meta_at = 0, meta_size = 0, descriptor_at = 0, descriptor_size = 0;
   uint64_t payload_at = 0, payload_size = 0;
+  bool is_void = false;
   std::shared_ptr<Connection> carrier;  // maps what is offered; null where it came over gRPC and no connection stands
   bool rode_ring = false;               // then the carrier gets credit back
 
@@ -53,6 +54,8 @@ struct Message {
   std::string_view descriptor() const { return {bytes.get() + descriptor_at, descriptor_size}; }
   const char* payload() const { return bytes.get() + payload_at; }
 
+  // The frame that takes the place of another one.
+  static std::string void_frame(std::string_view frame);
   // Copies and checks a frame that a peer wrote; throws Fault::corrupt.
   static std::unique_ptr<Message> parse(const char* frame, uint64_t n);
 };

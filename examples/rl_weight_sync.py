@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from rl_report import Display, Series, draw, summarize
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional as F  # noqa: N812
 
 import tensorlink as tl
 from tensorlink.errors import PeerLostError, TensorLinkError, TransferTimeoutError

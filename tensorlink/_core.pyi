@@ -65,6 +65,11 @@ EAGER_LIMIT: int = 32768
 
 ANY_SOURCE: int = 4294967295
 
+def void_frame(frame: bytes) -> bytes:
+    """
+    The frame that takes the place of one that was given up: only its number counts.
+    """
+
 def claim_of(descriptor: bytes) -> int: ...
 
 class Message:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -52,6 +53,8 @@ class Messages:
         self._exhausted = exhausted
         self._failed = failed
         self._arrivals = Arrivals(engine)
+        self._holes: dict[PeerId, deque[bytes]] = {}
+        self._filling = threading.Lock()
         self._origins: dict[str, int] = {}
 
     # Sending
@@ -149,11 +152,21 @@ class Messages:
                 self._engine.announce(native, descriptor)
         frame = self._engine.frame(link.peer.name, link.peer.incarnation, tag, meta, descriptor, payload)
         try:
+            self._fill_holes(link, deadline)
             link.client.deliver(0, tag, frame, max(0.001, deadline - time.monotonic()))
         except BaseException:
+            self._holes.setdefault(link.peer, deque()).append(_core.void_frame(frame))
             if stored is not None:
                 self._engine.release(stored[0])
             raise
+
+    def _fill_holes(self, link: PeerLink, deadline: float) -> None:
+        """Delivers void frames for the numbers of messages that failed: what follows them would wait for ever."""
+        with self._filling:
+            holes = self._holes.get(link.peer)
+            while holes:
+                link.client.deliver(0, "", holes[0], max(0.001, deadline - time.monotonic()))
+                holes.popleft()
 
     def _lost(self, link: PeerLink, phase: str) -> PeerLostError:
         self._links.drop(link.peer)

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import tensorlink as tl
+from tensorlink.control import PeerClient
 from tests.peer import DEADLINE_S, Nursery, Peer, eventually, kept, nursery, say, spawn
 
 __all__ = ["nursery", "spawn"]
@@ -487,3 +488,22 @@ def test_an_interrupt_ends_a_wait_at_once(join: Callable[..., Peer], control: st
 
 def _sleeps(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+
+def test_a_message_lost_on_the_way_holds_up_none_that_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tl.init("a", control="grpc") as a, tl.init("b") as b:
+        a.send("first", "b")
+        assert b.recv("a") == "first"
+        deliver, lost = PeerClient.deliver, ["second"]
+
+        def lossy(self: PeerClient, sequence: int, tag: str, frame: bytes, timeout: float) -> bytes:
+            if lost and tag == "lost":
+                lost.clear()
+                raise tl.TransferTimeoutError("no answer before the deadline")
+            return deliver(self, sequence, tag, frame, timeout)
+
+        monkeypatch.setattr(PeerClient, "deliver", lossy)
+        with pytest.raises(tl.TransferTimeoutError):
+            a.send("second", "b", tag="lost")
+        a.send("third", "b")
+        assert b.recv("a", timeout=DEADLINE_S) == "third"

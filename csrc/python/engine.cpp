@@ -348,6 +348,8 @@ void bind_engine(nb::module_& module) {
   nb::register_exception_translator(translate);
   module.attr("EAGER_LIMIT") = kEagerLimit;
   module.attr("ANY_SOURCE") = kAnySource;
+  module.def("void_frame", [](nb::bytes frame) { return to_bytes(Message::void_frame(text(frame))); }, "frame"_a,
+             "The frame that takes the place of one that was given up: only its number counts.");
   module.def("claim_of", [](nb::bytes descriptor) { return Descriptor::decode(text(descriptor)).claim; }, "descriptor"_a);
   bind_messages(module);
   bind_connections(module);
