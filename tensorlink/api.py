@@ -43,16 +43,16 @@ def init(
             "this process was forked from one that had called tensorlink.init(), and gRPC cannot be used in it",
             hint="Start it by spawn: multiprocessing.get_context('spawn'), or DataLoader(multiprocessing_context='spawn')",
         )
-    if _current is not None and not _current.closed and name == _current.name:
-        raise NameInUseError(
-            f"this process has already joined as {name}",
-            hint="Use tensorlink.current(), or call tensorlink.shutdown() first",
-        )
     loaded = Settings.load(
         coordinator=coordinator, transports=transports, token=token, pool_bytes=pool_bytes, **settings
     )
     _first_pid = os.getpid()
-    endpoint = open_endpoint(name, loaded, _forget)
+    try:
+        endpoint = open_endpoint(name, loaded, _forget)
+    except NameInUseError as error:
+        if f"pid {os.getpid()})" in error.message:
+            error.hint = "That is this process: use tensorlink.current(), or call tensorlink.shutdown() first"
+        raise
     if (_current is None or _current.closed) and not endpoint.closed:
         _current = endpoint
     return endpoint
