@@ -1,9 +1,9 @@
 """Direct tensor transport between processes and devices: handles over gRPC, bytes over the fastest path.
 
-    import tensorlink as tl
+import tensorlink as tl
 
-    tl.init("trainer")
-    tl.send({"weights": tensor}, "worker")
+tl.init("trainer")
+tl.send({"weights": tensor}, "worker")
 """
 
 try:

@@ -75,7 +75,9 @@ def current() -> Endpoint:
     """The current endpoint. Raises: ClosedError: `init` was not called, or it was shut down, or this is a forked child."""
     endpoint = _current
     if endpoint is None:
-        raise ClosedError("this process is no peer: it never joined, or has left", hint='Call tensorlink.init("a-name") first')
+        raise ClosedError(
+            "this process is no peer: it never joined, or has left", hint='Call tensorlink.init("a-name") first'
+        )
     endpoint._check()
     return endpoint
 

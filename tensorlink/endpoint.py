@@ -220,7 +220,13 @@ class Endpoint:
         self._objects.release(ref)
 
     def get(
-        self, ref: TensorRef, *, out: Any = None, device: str | None = None, timeout: Timeout = ..., like: str | None = None
+        self,
+        ref: TensorRef,
+        *,
+        out: Any = None,
+        device: str | None = None,
+        timeout: Timeout = ...,
+        like: str | None = None,
     ) -> Any:
         """What a handle names. Needs nothing of the owner but that it is connected once.
 
@@ -235,7 +241,13 @@ class Endpoint:
         return self._objects.get(ref, out, like, self._moving(timeout))
 
     def iget(
-        self, ref: TensorRef, *, out: Any = None, device: str | None = None, timeout: Timeout = ..., like: str | None = None
+        self,
+        ref: TensorRef,
+        *,
+        out: Any = None,
+        device: str | None = None,
+        timeout: Timeout = ...,
+        like: str | None = None,
     ) -> Transfer:
         """As `get`, without blocking."""
         self._check()
@@ -439,4 +451,3 @@ def open_endpoint(
     endpoint = Endpoint(chosen, settings, on_closed)
     endpoint.start()
     return endpoint
-

@@ -111,7 +111,9 @@ class Links:
         link = self.fast(peer.name)
         if link is not None and link.peer == peer:
             return link
-        if self._control.last_incarnation(peer.name) > peer.incarnation or (link and link.peer.incarnation > peer.incarnation):
+        if self._control.last_incarnation(peer.name) > peer.incarnation or (
+            link and link.peer.incarnation > peer.incarnation
+        ):
             raise self.lost(peer)
         deadline = time.monotonic() + timeout
         with self._lock_of(peer.name):
@@ -174,7 +176,9 @@ class Links:
             last = self._control.last_incarnation(name)
             left = max(deadline - time.monotonic(), 0.0)
             try:
-                return self._control.resolve(name, min(left, _GONE_WAIT_S if last else left if stop is None else _SLICE_S))
+                return self._control.resolve(
+                    name, min(left, _GONE_WAIT_S if last else left if stop is None else _SLICE_S)
+                )
             except PeerUnknownError:
                 if last:
                     raise self.lost(PeerId(name, last)) from None
@@ -225,7 +229,9 @@ class Links:
                 return transport
             reasons.append(f"{name}: {why}")
         raise NoPathError(
-            f"no transport reaches {peer.name} ({'; '.join(reasons) or 'none is installed'})", peer=str(peer), phase="connect"
+            f"no transport reaches {peer.name} ({'; '.join(reasons) or 'none is installed'})",
+            peer=str(peer),
+            phase="connect",
         )
 
     @staticmethod

@@ -97,14 +97,18 @@ class Messages:
             return Finished(None, path, self._lost(link, "send"))
         return Background(lambda stop: self._send_packed(left, to, tag, timeout, stop), path)
 
-    def _send_packed(self, packed: _core.Packed, to: str, tag: str, timeout: float, stop: _core.Stop | None = None) -> None:
+    def _send_packed(
+        self, packed: _core.Packed, to: str, tag: str, timeout: float, stop: _core.Stop | None = None
+    ) -> None:
         deadline = time.monotonic() + timeout
         link = self._links.to_name(to, timeout, stop)
         try:
             if link.lane is None:
                 self._send_over_grpc(link, packed, tag, deadline, stop)
                 return
-            if packed.nbytes + len(packed.meta) < _core.EAGER_LIMIT and self._engine.send_packed(link.lane, packed, tag, 0.0):
+            if packed.nbytes + len(packed.meta) < _core.EAGER_LIMIT and self._engine.send_packed(
+                link.lane, packed, tag, 0.0
+            ):
                 return
             stored = _until(deadline, stop, lambda left: self._store(link, packed, left))
             if stored is None:
@@ -134,7 +138,10 @@ class Messages:
             raise
         self._engine.release(stored[0])
         raise TransferTimeoutError(
-            f"{link.peer.name} takes no messages", peer=str(link.peer), transport=link.connection.transport, phase="send"
+            f"{link.peer.name} takes no messages",
+            peer=str(link.peer),
+            transport=link.connection.transport,
+            phase="send",
         )
 
     def _send_over_grpc(
@@ -237,7 +244,10 @@ class Messages:
             if self._engine.is_down(self._origin(source)):
                 return self._links.lost(PeerId(source, self._control.last_incarnation(source)), phase="recv")
             return PeerRestartedError(
-                f"{source} has restarted", peer=source, phase="recv", hint="Receive again: its name now means the new process"
+                f"{source} has restarted",
+                peer=source,
+                phase="recv",
+                hint="Receive again: its name now means the new process",
             )
         what = f"no message with tag {tag!r}" if tag else "no message"
         if source is None:
@@ -367,5 +377,3 @@ def _until(deadline: float, stop: _core.Stop | None, attempt: Callable[[float], 
             return result
         if stop.is_set():
             raise TransferCancelledError("the transfer was cancelled", phase="send")
-
-

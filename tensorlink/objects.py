@@ -138,5 +138,3 @@ def _layout_of(packed: _core.Packed) -> Layout | None:
     """Layout of an object that is one tensor; None for a tree."""
     single = packed.single()
     return None if single is None else Layout(*single)
-
-

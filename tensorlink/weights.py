@@ -74,7 +74,11 @@ class WeightPublisher:
         self._closed = False
         self._kept: list[tuple[int, int]] = []  # (claim, bytes): the version before the newest, and the newest
         self._stats: dict[str, Any] = {
-            "publishes": 0, "bytes": 0, "seconds": 0.0, "total_bytes": 0, "total_seconds": 0.0
+            "publishes": 0,
+            "bytes": 0,
+            "seconds": 0.0,
+            "total_bytes": 0,
+            "total_seconds": 0.0,
         }
         _core.pack(state_dict)  # what cannot travel is told now
         self._endpoint._serve(_service(name))
@@ -208,7 +212,12 @@ class WeightSubscriber:
         self._gone: PeerId | None = None  # the publisher that was lost, until another one is found
         self._have: tuple[PeerId, int] | None = None
         self._stats: dict[str, Any] = {
-            "pulls": 0, "bytes": 0, "seconds": 0.0, "waited_seconds": 0.0, "total_bytes": 0, "total_seconds": 0.0
+            "pulls": 0,
+            "bytes": 0,
+            "seconds": 0.0,
+            "waited_seconds": 0.0,
+            "total_bytes": 0,
+            "total_seconds": 0.0,
         }
 
     @property

@@ -83,7 +83,19 @@ DECLARATIONS = {
         "TypeVar",
         "Typer",
     ),
-    *("cast", "compile", "dataclass", "field", "frozenset", "getLogger", "namedtuple", "property", "tuple", "Option"),
+    *(
+        "ImportError",
+        "cast",
+        "compile",
+        "dataclass",
+        "field",
+        "frozenset",
+        "getLogger",
+        "namedtuple",
+        "property",
+        "tuple",
+        "Option",
+    ),
     *("Argument", "command", "callback", "wraps", "overload", "dict", "set"),
     *("parametrize", "settings", "register_assert_rewrite"),  # of pytest and hypothesis, in tensorlink.testing
 }

@@ -73,7 +73,9 @@ class Peer:
         return self.finish(timeout)
 
     def start(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> None:
-        self._connection.send_bytes(pickle.dumps((function, arguments, named)))  # torch changes what send() does to tensors
+        self._connection.send_bytes(
+            pickle.dumps((function, arguments, named))
+        )  # torch changes what send() does to tensors
 
     def hear(self, timeout: float = DEADLINE_S) -> Any:
         """The next value that the child said."""

@@ -13,6 +13,10 @@ import torch
 
 from tensorlink import _core
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental"),
+    pytest.mark.filterwarnings("ignore:the matrix subclass"),
+]
 EXTENDED = ["bfloat16", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz"]
 EXTENDED += ["float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"]
 NUMPY = [

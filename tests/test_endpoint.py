@@ -174,7 +174,14 @@ def test_a_name_that_is_none_is_refused(name: str) -> None:
 
 
 def test_before_init_every_call_says_so_at_once() -> None:
-    for call in (lambda: tl.send(1, "a"), lambda: tl.recv(timeout=None), lambda: tl.put(1), tl.peers, tl.current, tl.stats):
+    for call in (
+        lambda: tl.send(1, "a"),
+        lambda: tl.recv(timeout=None),
+        lambda: tl.put(1),
+        tl.peers,
+        tl.current,
+        tl.stats,
+    ):
         with pytest.raises(tl.ClosedError, match="init"):
             call()
     tl.shutdown()
@@ -293,7 +300,9 @@ def test_a_program_ends_by_itself(end: str) -> None:
         endpoint.on("peer_up", print)
         {"pass" if end == "nothing" else end}
     """
-    done = subprocess.run([sys.executable, "-c", program], timeout=DEADLINE_S, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], timeout=DEADLINE_S, capture_output=True, text=True, check=False
+    )
     assert done.returncode == (3 if "Exit" in end or "exit" in end else 0), done.stderr
     assert done.stderr == ""
 

@@ -326,7 +326,15 @@ def _descriptor(like: bytes, segment: int, offset: int, nbytes: int) -> bytes:
 
 @pytest.mark.parametrize(
     ("offset", "nbytes"),
-    [(0, 2**64 - 1), (2**64 - 4096, MIB), (2**63, MIB), (0, 2**40), (1 << 40, MIB), (64 * MIB, 4096), (4096 * 3 + 1, MIB)],
+    [
+        (0, 2**64 - 1),
+        (2**64 - 4096, MIB),
+        (2**63, MIB),
+        (0, 2**40),
+        (1 << 40, MIB),
+        (64 * MIB, 4096),
+        (4096 * 3 + 1, MIB),
+    ],
 )
 def test_a_handle_that_reaches_outside_is_refused(pair: Pair, offset: int, nbytes: int) -> None:
     a, b = pair
@@ -406,7 +414,9 @@ def test_a_full_pool_names_who_holds_it(join: Callable[..., Peer]) -> None:
         reader = join("slow-reader")
         with a.put(np.ones(20 * MIB, np.uint8)) as ref:
             reader.call(hold, ref)
-        with pytest.raises(tl.PoolExhaustedError, match=rf"slow-reader \(pid {reader.pid}\) holds 1 views of 20,971,520"):
+        with pytest.raises(
+            tl.PoolExhaustedError, match=rf"slow-reader \(pid {reader.pid}\) holds 1 views of 20,971,520"
+        ):
             a.put(np.ones(20 * MIB, np.uint8))
         with pytest.raises(tl.PoolExhaustedError):
             a.empty(20 * MIB, np.uint8)

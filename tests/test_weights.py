@@ -373,7 +373,9 @@ def test_stream_gives_the_same(trainer: tl.Endpoint, worker: tl.Endpoint) -> Non
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen3-30b-a3b", "llama-3-8b-awq-w4", "deepseek-v3-fp8"])
 def test_manifests_of_real_models(name: str, trainer: tl.Endpoint, worker: tl.Endpoint) -> None:
-    path = next((p for p in (CASES / "manifests" / f"{name}.json", CASES / "manifests" / f"{name}.json.gz") if p.exists()), None)
+    path = next(
+        (p for p in (CASES / "manifests" / f"{name}.json", CASES / "manifests" / f"{name}.json.gz") if p.exists()), None
+    )
     if path is None:
         pytest.skip(f"no manifests in {CASES}")
     text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
@@ -383,7 +385,9 @@ def test_manifests_of_real_models(name: str, trainer: tl.Endpoint, worker: tl.En
         made = {}
         for i, (key, shape, dtype) in enumerate(rows):
             small = [min(d, 3) for d in shape]
-            values = torch.zeros(math.prod(small)) if start is None else torch.arange(math.prod(small)) + (start + i) % 50
+            values = (
+                torch.zeros(math.prod(small)) if start is None else torch.arange(math.prod(small)) + (start + i) % 50
+            )
             made[key] = values.reshape(small).to(getattr(torch, dtype))
         return made
 
