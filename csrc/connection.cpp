@@ -155,7 +155,9 @@ void Connection::add_segment(uint32_t id, Fd fd) {
 }
 
 void Connection::no_segment(uint32_t id) {
+  constexpr size_t kMostRefused = 1024;  // each answers a question of ours, and few are open at a time
   std::lock_guard lock(hold_mutex_);
+  if (refused_.size() >= kMostRefused) throw Error(Fault::corrupt, "a peer refuses segments that nobody asked for");
   refused_.push_back(id);
 }
 

@@ -48,8 +48,10 @@ bool Segments::known(uint32_t id) {
 }
 
 void Segments::add(uint32_t id, Fd fd, uint64_t nbytes) {
+  constexpr size_t kMost = 4096;  // each costs a descriptor
   std::lock_guard lock(mutex_);
   if (segments_.count(id)) return;
+  if (segments_.size() >= kMost) throw Error(Fault::corrupt, "a peer sends more segments than a pool has");
   Segment segment{};
   segment.fd = std::move(fd);
   segment.nbytes = nbytes;
