@@ -150,7 +150,8 @@ class Endpoint:
         cannot travel. After a failure nothing was sent.
         """
         self._check()
-        _name_of_peer(to)
+        if type(to) is not str:
+            _name_of_peer(to)
         self._messages.send(obj, to, tag, self.settings.timeout if timeout is ... else self._moving(timeout))
 
     def recv(
@@ -236,9 +237,11 @@ class Endpoint:
         LayoutMismatchError: `out` differs, and not a byte was written.
         """
         self._check()
-        _handle(ref)
-        _cpu_only(device)
-        return self._objects.get(ref, out, like, self._moving(timeout))
+        if type(ref) is not TensorRef:
+            _handle(ref)
+        if device is not None:
+            _cpu_only(device)
+        return self._objects.get(ref, out, like, self.settings.timeout if timeout is ... else self._moving(timeout))
 
     def iget(
         self,

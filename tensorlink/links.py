@@ -84,7 +84,10 @@ class Links:
     def fast(self, name: str) -> PeerLink | None:
         """The link that stands, if it works. Doesn't block."""
         link = self._links.get(name)
-        return link if link is not None and link.connection.up else None
+        if link is None:
+            return None
+        up = link.connection.up if link.lane is None else link.lane.up  # the same, at less cost
+        return link if up else None
 
     def to_name(self, name: str, timeout: float, stop: _core.Stop | None = None) -> PeerLink:
         """The link to whoever has the name now; a name that never joined is waited for, until `stop` is set.

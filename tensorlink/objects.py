@@ -77,7 +77,7 @@ class Objects:
     def get(self, ref: TensorRef, out: Any, like: str | None, timeout: float, stop: _core.Stop | None = None) -> Any:
         """As `Endpoint.get`."""
         link = self._links.fast(ref.owner.name)
-        if link is None or link.peer != ref.owner:
+        if link is None or link.peer.incarnation != ref.owner.incarnation:
             link = self._links.to_owner(ref.owner, ref.address, timeout)
         connection = link.connection
         descriptor = ref.descriptors.get(connection.transport)
