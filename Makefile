@@ -4,7 +4,7 @@
 .PHONY: help demo test check bench proto stubs format sanitize clean venv-demo venv-test venv-bench venv-dev
 
 python := .venv/bin/python
-checked := $(wildcard tensorlink tests tools examples bench setup.py)
+checked := $(wildcard tensorlink tools examples bench setup.py)
 ARGS ?=
 export MPLBACKEND ?= Agg
 
