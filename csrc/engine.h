@@ -78,7 +78,6 @@ class Engine {
   // Asks the progress thread to take messages while nobody waits in a thread, and to write to the event descriptor.
   void watch(bool on);
   int event_fd() const { return event_fd_.get(); }
-  void wake() { doorbell_->wake(); }
 
   // A message as bytes for another carrier than the ring, numbered like all others to that peer.
   std::string frame(const Identity& peer, const Connection::Outgoing& message);

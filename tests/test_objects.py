@@ -10,7 +10,7 @@ import signal
 import statistics
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,35 +18,12 @@ import pytest
 import torch
 
 import tensorlink as tl
-from tests.peer import DEADLINE_S, Nursery, Peer, eventually, kept, nursery, say, spawn
+from tests.joined import Pair, join, pair
+from tests.peer import DEADLINE_S, Peer, eventually, kept, nursery, say, spawn
 
-__all__ = ["nursery", "spawn"]
+__all__ = ["join", "nursery", "pair", "spawn"]
 
 MIB = 1 << 20
-Pair = tuple[tl.Endpoint, Peer]
-
-
-@pytest.fixture(scope="module")
-def pair(nursery: Nursery) -> Iterator[Pair]:
-    """An endpoint `a` of this process, and a child that is the peer `b`."""
-    child = nursery.start()
-    with tl.init("a") as a:
-        child.call(tl.init, "b")
-        yield a, child
-        child.call(tl.shutdown)
-    child.close()
-
-
-@pytest.fixture
-def join(spawn: Callable[..., Peer]) -> Callable[..., Peer]:
-    """Starts a child that joins under a name, in the run-time directory of the test."""
-
-    def start(name: str, **environment: str) -> Peer:
-        peer = spawn(**environment)
-        peer.call(tl.init, name)
-        return peer
-
-    return start
 
 
 # What the children do
