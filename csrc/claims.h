@@ -1,23 +1,33 @@
 // The owner's side of the hold protocol (holds.h): which blocks stand, under which id, until when.
 #pragma once
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
 #include "arena.h"
+#include "hmac.h"
 #include "holds.h"
 
 namespace tl {
 
+struct Span {  // memory of this process
+  const char* data;
+  uint64_t nbytes;
+};
+
 struct Claim {
+  Key key = random_key();    // what a reader on another host must show
   std::vector<std::shared_ptr<Block>> blocks;
   bool counted = false;      // ends after `reads_left` reads
   uint64_t reads_left = 0;
   int64_t expires_ns = 0;    // ends then; 0: never
-  uint64_t reader = 0;       // serial of the one connection that may read it, and with which it ends; 0: anyone
+  uint64_t reader = 0;       // serial of the one peer (Outbound) that may read it, and with which it ends; 0: anyone
+  std::set<std::pair<uint64_t, uint64_t>> tokens;  // acknowledgements that were counted
   bool passing() const { return expires_ns || counted || reader; }
   uint64_t nbytes() const {
     uint64_t n = 0;
@@ -61,13 +71,42 @@ class Claims {
     return end_locked(id, claim);
   }
 
+  // Memory of a claim for a reader who knows its key. The caller keeps `blocks` while it uses the spans: then the memory stays as
+  // it is, also after the claim has ended. Throws Fault::stale, corrupt: the extents aren't in the claim.
+  void lend(ClaimId id, const Key& key, const std::vector<Extent>& extents, std::vector<Span>& spans,
+            std::vector<std::shared_ptr<Block>>& blocks) {
+    std::lock_guard lock(mutex_);
+    auto it = claims_.find(id);
+    if (it == claims_.end() || !same(it->second.key.data(), key.data(), key.size()))
+      throw Error(Fault::stale, "the handle was released, has expired or never existed");
+    blocks = it->second.blocks;
+    for (const Extent& wanted : extents) {
+      auto inside = [&](auto& block) {
+        const Extent& own = block->extent();
+        return own.segment == wanted.segment && wanted.offset >= own.offset && wanted.nbytes <= own.nbytes &&
+               wanted.offset - own.offset <= own.nbytes - wanted.nbytes;
+      };
+      auto block = std::find_if(blocks.begin(), blocks.end(), inside);
+      if (block == blocks.end()) throw Error(Fault::corrupt, "a descriptor names memory outside its claim");
+      spans.push_back({(*block)->data() + (wanted.offset - (*block)->extent().offset), wanted.nbytes});
+    }
+  }
+
+  bool knows(ClaimId id, const Key& key) {
+    std::lock_guard lock(mutex_);
+    auto it = claims_.find(id);
+    return it != claims_.end() && same(it->second.key.data(), key.data(), key.size());
+  }
+
   // A reader has finished one read. Only claims that count reads care, and only the reader they are meant for counts.
   // True: that was the last one, and the claim has ended.
-  bool acknowledged(ClaimId id, uint64_t reader) {
+  // `token`: not 0: tells an acknowledgement that is repeated.
+  bool acknowledged(ClaimId id, uint64_t reader, uint64_t token = 0) {
     Claim claim;
     std::lock_guard lock(mutex_);
     auto it = claims_.find(id);
     if (it == claims_.end() || !it->second.counted || (it->second.reader && it->second.reader != reader)) return false;
+    if (token && !it->second.tokens.insert({reader, token}).second) return false;
     return --it->second.reads_left == 0 && end_locked(id, claim);
   }
 

@@ -1,68 +1,63 @@
-// One connection between two processes of a host, and the views that its reader holds.
-//
-// Each side makes one segment for the other: the ring of its messages and the table of the other's holds. Over the
-// socket it also gets the other's doorbell, and, read-only, its control segment: generations and board.
+// One connection to one incarnation of a peer, whatever carries it: messages both ways, and the versions it publishes.
 #pragma once
 #include <atomic>
+#include <cstring>
+#include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <unordered_set>
-#include <vector>
+#include <string_view>
 
 #include "board.h"
-#include "doorbell.h"
 #include "holds.h"
 #include "inbox.h"
-#include "notes.h"
-#include "ring.h"
-#include "segments.h"
 
 namespace tl {
 
-struct Control {  // made by each process once; its peers may only read it
-  Generation generations[kSlots];
-  Board board;
-};
-
-struct Half {  // made by each side of a connection; both write it
-  static constexpr uint64_t kRing = 1u << 20;
-  HoldTableHeader holds;
-  alignas(64) char ring[Ring::bytes_for(kRing)];
-};
+class Arena;
+struct Descriptor;
 
 struct Identity {
   std::string name;
   uint64_t incarnation = 0;
+  bool operator==(const Identity& other) const { return name == other.name && incarnation == other.incarnation; }
 };
 
-// Numbers the messages to one incarnation of a peer, over all connections to it.
+// What goes to one incarnation of a peer, over all connections to it, one after the other or at once.
 struct Outbound {
+  struct Kept {
+    uint64_t sequence;
+    std::string record;
+  };
+  explicit Outbound(uint64_t serial) : serial(serial) {}
+  const uint64_t serial;  // names the receiver in claims that are meant for it alone
   std::mutex mutex;
-  uint64_t last = 0;
+  uint64_t last = 0;      // number of the last message
+  std::deque<Kept> kept;  // records that went over a stream and that the peer has not acknowledged
+  std::atomic<bool> down{false};  // it is known that the peer has gone: nothing is worth another try
 };
 
 struct Counters {
   std::atomic<uint64_t> messages_sent{0}, messages_received{0}, bytes_sent{0}, bytes_received{0}, bytes_read{0};
+  std::atomic<uint64_t> retries{0};
 };
-
-class Lease;
 
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
   // Bytes of messages that the peer's application has not taken yet. Beyond the first an object is offered from the pool;
   // beyond the second the sender waits: so what a peer must buffer is bounded.
   static constexpr uint64_t kEagerCredit = 4u << 20, kCredit = 8u << 20;
+  static constexpr uint64_t kMaxFrame = 128u << 10;
 
-  struct Parts {  // what the two sides exchange
-    Fd socket, my_half_fd;
-    Map my_half, their_half, their_doorbell, their_control;
-  };
-  Connection(uint64_t serial, Identity peer, int pid, Parts parts, std::shared_ptr<Outbound> outbound);
+  Connection(uint64_t serial, Identity peer, int pid, std::shared_ptr<Outbound> outbound)
+      : serial(serial), peer(std::move(peer)), pid(pid), outbound_(std::move(outbound)) {}
+  virtual ~Connection() = default;
+  Connection(const Connection&) = delete;
 
   const uint64_t serial;
   const Identity peer;
-  const int pid;
+  const int pid;  // 0: on another host
   Counters counters;
 
   // ----- sending (any thread)
@@ -73,102 +68,70 @@ class Connection : public std::enable_shared_from_this<Connection> {
     const void* source = nullptr;
   };
   static uint64_t frame_size(const Outgoing& message);
-  static bool fits(const Outgoing& message) { return frame_size(message) <= Half::kRing / 8; }
+  static bool fits(const Outgoing& message) { return frame_size(message) <= kMaxFrame; }
   static void write_frame(char* frame, const Outgoing& message, uint64_t sequence);
-  // False: no room or credit now; the peer will ring when there is. Throws Fault::lost.
-  bool try_send(const Outgoing& message);
+  // False: no room or credit now; whoever waits is woken when there is. Throws Fault::lost.
+  virtual bool try_send(const Outgoing& message) = 0;
+  // Hands over, ahead of the first offer that names it, what the peer needs to read a segment of our pool.
+  // False: there is no such segment.
+  virtual bool announce(Arena&, uint32_t) { return true; }
 
-  // ----- receiving; the caller serialises poll()
-  bool has_frames() { return !rx_.empty(); }
-  const char* front(uint64_t& n) { return rx_.front(n); }
-  void pop(uint64_t n);
-  void credit(uint64_t frame_size);
-  // Counts a frame that has arrived. Throws Fault::corrupt when the peer has overdrawn its credit.
-  void account(uint64_t frame_size);
-  // The peer writes nonsense: from now on nothing it writes counts. Its socket tells it and the progress thread.
-  void distrust();
-  int producer_cpu() const { return rx_.header().producer_cpu.load(std::memory_order_relaxed); }
+  // Whether messages were sent of which it isn't known that they arrived, and no memory of ours outlives us for them.
+  virtual bool owes() const { return false; }
+
+  // ----- receiving
+  // Gives every message that has arrived to `intake`, which returns false for one that came before. The caller serialises it.
+  // Throws Fault::corrupt: the peer writes nonsense.
+  using Intake = std::function<bool(std::unique_ptr<Message>)>;
+  virtual void receive(const Intake& intake) = 0;
+  // The application has taken a message of that size.
+  virtual void credit(uint64_t frame_size) = 0;
+  // Tells the sender what was received and taken, as far as it doesn't know. Called now and then.
+  virtual void report() {}
+  // Where the peer last wrote from, if it is a processor of ours: else -1.
+  virtual int producer_cpu() const { return -1; }
+  // Whether messages come here, so that whoever waits for one must look.
+  virtual bool polled() const { return true; }
+  // No thread polls this connection any more: the progress thread must hear of what arrives. Cheap when it does already.
+  virtual void attend() {}
+
+  // ----- versions
+  // What the peer published last under a name.
+  virtual bool notice(const std::string& name, Notice& notice) const = 0;
+  // We published something.
+  virtual void published(const std::string& name, const Notice& notice) = 0;
 
   // ----- reading the peer's pool (any thread)
-  // Takes a hold; Fault::stale when the claim has ended. The lease ends it.
-  std::shared_ptr<Lease> hold(ClaimId id, std::vector<Extent> extents);
-  void acknowledge(ClaimId id);
-  void add_segment(uint32_t id, Fd fd);
-  void no_segment(uint32_t id);
-  void forget_segment(uint32_t id);
-  bool refused_segment(uint32_t id);
-  const Board& board() const { return control_->board; }
-  uint32_t holds_count();
+  // One read of a claim that counts them has succeeded.
+  virtual void acknowledge(const Descriptor& descriptor) = 0;
+  virtual uint32_t holds_count() { return 0; }
 
   // ----- as the owner
-  HoldsOfReader& holds_of_peer() { return holds_of_peer_; }
-  // Sends a segment's descriptor once, ahead of the first handle that needs it: it then outlives us.
-  // False: there is no such segment.
-  bool announce(Arena& arena, uint32_t segment);
+  virtual void visit_holds(const std::function<void(ClaimId)>&) {}
+  virtual void want_news(bool) {}
+  virtual void drain_acks(const std::function<void(ClaimId)>&) {}
+  virtual void forget_segment(uint32_t) {}
 
-  void keep_pidfd(Fd pidfd) { pidfd_ = std::move(pidfd); }
-  int pidfd() const { return pidfd_.get(); }
-  int socket() const { return parts_.socket.get(); }
-  bool note(NoteKind kind, uint64_t a = 0, uint64_t b = 0) { return send_note(socket(), kind, a, b); }
-  void ring_peer();
+  // ----- life
+  virtual int socket() const = 0;
+  // From now on nothing that the peer writes counts.
+  virtual void distrust() = 0;
+  // Tells the peer that this connection ends. `whole`: our engine has closed, so its memory will never change again.
+  virtual void say_goodbye(bool whole) = 0;
+  // No new reads are meant to come.
+  virtual void finish() {}
+  // Serial of the claims that end with the peer.
+  uint64_t reader() const { return outbound_->serial; }
   bool up() const { return up_.load(std::memory_order_acquire); }
   void set_up(bool up) { up_.store(up, std::memory_order_release); }
   bool gone() const { return gone_.load(std::memory_order_acquire); }
   void set_gone() { up_ = false, gone_ = true; }
-  // No new holds are meant to come: tells the peer, by the end of our side of the socket, once none is left.
-  void finish();
 
- private:
-  friend class Lease;
-  char* reserve(uint64_t n);
-  void end_hold(uint32_t entry);
-  void tell_owner();
-
-  Parts parts_;
-  Fd pidfd_;
+ protected:
   std::shared_ptr<Outbound> outbound_;
-  Ring tx_, rx_;
-  HoldsOfReader holds_of_peer_;
-  HoldsOfMine holds_;
-  Doorbell* doorbell_;
-  const Control* control_;
-  Segments segments_;
-  uint64_t sent_ = 0;            // bytes of frames; under outbound_->mutex
-  uint64_t kicked_at_ = ~uint64_t{0};  // where the ring's read index stood at our last kick; under outbound_->mutex
-  uint64_t received_ = 0;        // the same of the peer's; its poll() is serialised
-  std::atomic<uint64_t> taken_{0};  // what credit() was told: the shared counter can be written by the peer
-  std::mutex hold_mutex_;        // holds_, refused_
-  std::vector<uint32_t> refused_;
-  std::mutex announce_mutex_;
-  std::unordered_set<uint32_t> announced_;
-  std::atomic<bool> up_{true}, gone_{false}, finishing_{false};
-  std::atomic<uint32_t> leases_{0};
-};
-
-// A hold and the memory it keeps readable. The last view that drops it ends it: on any thread, without the GIL, after
-// the endpoint was closed, at interpreter exit; in a forked child it does nothing, since the hold is the parent's.
-class Lease {
- public:
-  Lease(std::shared_ptr<Connection> connection, std::vector<Extent> extents, uint32_t entry);
-  ~Lease();
-  Lease(const Lease&) = delete;
-
-  size_t size() const { return extents_.size(); }
-  const Extent& extent(size_t i) const { return extents_[i]; }
-  bool ready();  // all segments are known here
-  uint32_t missing() const { return missing_; }
-  const char* shared(size_t i);
-  char* writable(size_t i);  // copy-on-write, this lease's own
 
  private:
-  std::shared_ptr<Connection> connection_;
-  std::vector<Extent> extents_;
-  std::vector<uint32_t> used_;
-  std::vector<Lent> lent_;
-  std::mutex mutex_;
-  uint32_t entry_;
-  uint32_t missing_ = 0;
-  pid_t pid_;
+  std::atomic<bool> up_{true}, gone_{false};
 };
 
 }  // namespace tl

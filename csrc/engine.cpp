@@ -11,8 +11,6 @@ namespace tl {
 
 Engine::Engine(std::string name, std::string path, Key key, uint64_t pool_bytes)
     : name_(std::move(name)),
-      path_(std::move(path)),
-      key_(key),
       pid_(::getpid()),
       arena_(std::make_shared<Arena>(pool_bytes)),
       control_fd_(make_memfd("tensorlink-control", round_up(sizeof(Control), kPage))),
@@ -26,13 +24,12 @@ Engine::Engine(std::string name, std::string path, Key key, uint64_t pool_bytes)
       doorbell_(reinterpret_cast<Doorbell*>(doorbell_map_.data())),
       claims_(control_->generations, [this](const Claims::Visit& visit) {
         std::lock_guard lock(list_mutex_);
-        for (auto& connection : connections_) connection->holds_of_peer().scan(visit);
-      }) {
-  sockaddr_un address = unix_address(path_);
-  listener_ = Fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!listener_ || !epoll_ || !wake_fd_ || !event_fd_) throw_errno("cannot make the engine's sockets");
-  if (::bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) throw_errno("cannot bind " + path_);
-  if (::listen(listener_.get(), 512) != 0) throw_errno("cannot listen on " + path_);
+        for (auto& connection : connections_) connection->visit_holds(visit);
+      }),
+      shm_(std::make_unique<ShmPort>(*this, std::move(path), key)),
+      tcp_(std::make_unique<TcpPort>(*this, key)),
+      ports_{shm_.get(), tcp_.get()} {
+  if (!epoll_ || !wake_fd_ || !event_fd_) throw_errno("cannot make the engine's descriptors");
 }
 
 Engine::~Engine() {
@@ -45,10 +42,8 @@ Engine::~Engine() {
 
 void Engine::start(uint64_t incarnation) {
   incarnation_ = incarnation;
-  for (int fd : {listener_.get(), wake_fd_.get()}) {
-    epoll_event event{EPOLLIN, {.fd = fd}};
-    ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event);
-  }
+  watch_fd(wake_fd_.get(), EPOLLIN);
+  for (Port* port : ports_) port->start();
   sigset_t all, before;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_BLOCK, &all, &before);  // signals are for the threads of the application
@@ -59,15 +54,13 @@ void Engine::start(uint64_t incarnation) {
 
 void Engine::close() {
   if (forked() || closed_.exchange(true)) return;
-  ::unlink(path_.c_str());
   nudge();
   if (thread_.joinable()) thread_.join();
   heartbeat_.stop();
-  listener_.reset();
-  pending_.clear();
+  for (Port* port : ports_) port->close();
   std::scoped_lock lock(pump_mutex_, list_mutex_);
   for (auto& connection : connections_) {
-    connection->note(NoteKind::bye, kNoMoreWrites);
+    connection->say_goodbye(true);
     connection->set_gone();
   }
   by_fd_.clear();
@@ -84,7 +77,7 @@ std::vector<std::shared_ptr<Connection>> Engine::connections() {
 // The peer is told, and sees us go; views that we hold of its memory stay, and so does the socket under them.
 void Engine::disconnect(const std::shared_ptr<Connection>& connection) {
   if (closed()) return;  // close() told it; what we sent is still to be read, so its claims stand for ever
-  connection->note(NoteKind::bye);
+  connection->say_goodbye(false);
   lose(connection, false);
   connection->finish();
 }
@@ -107,7 +100,7 @@ bool Engine::release(ClaimId id) {
 void Engine::want_news() {
   bool wanted = room_waiters_ > 0 || claims_.any_parked();
   std::lock_guard lock(list_mutex_);
-  for (auto& connection : connections_) connection->holds_of_peer().want_news(wanted);
+  for (auto& connection : connections_) connection->want_news(wanted);
 }
 
 void Engine::sweep() {
@@ -116,12 +109,25 @@ void Engine::sweep() {
   {
     std::lock_guard lock(list_mutex_);
     for (auto& connection : connections_)
-      connection->holds_of_peer().drain_acks([&](ClaimId id) { acked.emplace_back(id, connection->serial); });
+      connection->drain_acks([&](ClaimId id) { acked.emplace_back(id, connection->reader()); });
   }
   bool ended = false;
   for (auto [id, reader] : acked) ended |= claims_.acknowledged(id, reader);
   ended |= claims_.sweep(now_ns());
   if (ended && room_waiters_ > 0) doorbell_->ring();  // only then: those who wait for room sweep too, and would wake themselves
+}
+
+void Engine::acknowledged(ClaimId id, const Key& key, const Identity& reader, uint64_t token) {
+  if (!claims_.knows(id, key)) return;
+  if (claims_.acknowledged(id, outbound(reader)->serial, token)) made_room();
+}
+
+void Engine::each_published(const std::function<void(const std::string&, const Notice&)>& visit) {
+  std::lock_guard lock(board_mutex_);
+  for (const BoardSlot& slot : control_->board.slots) {
+    Notice notice;
+    if (slot.read(notice)) visit(slot.name, notice);
+  }
 }
 
 Engine::RoomWaiter::RoomWaiter(Engine& engine) : engine(engine) {
@@ -141,7 +147,7 @@ bool Engine::publish(const std::string& name, uint64_t version, const std::strin
     if (!slot) return false;
     slot->write(version, descriptor);
   }
-  for (auto& connection : connections()) connection->ring_peer();
+  for (auto& connection : connections()) connection->published(name, {version, descriptor});
   return true;
 }
 
@@ -161,34 +167,29 @@ bool Engine::pump(bool insist) {
     return false;
   }
   for (size_t i = 0; i < connections_.size(); ++i)
-    if (connections_[i]->has_frames()) drain(*connections_[i]);
+    if (insist || connections_[i]->polled()) drain(*connections_[i]);
+  if (any_stream_ && !insist) polled_at_ = now_ns();
   return true;
 }
 
 void Engine::drain(Connection& connection) {
-  SourceId source = inbox_.source(connection.peer.name);
+  bool any = false;
   try {
-    uint64_t n;
-    // At most what the ring can hold: a peer that writes as fast as we read must not keep us from the others.
-    for (uint64_t left = Half::kRing; left > 0; left -= std::min(left, Ring::padded(n))) {
-      const char* frame = connection.front(n);
-      if (!frame) break;
-      connection.account(n);
-      auto message = Message::parse(frame, n);
-      message->source = source;
+    connection.receive([&](std::unique_ptr<Message> message) {
+      any = true;
+      message->source = inbox_.source(connection.peer.name);
       message->incarnation = connection.peer.incarnation;
       message->carrier = connection.shared_from_this();
-      message->rode_ring = true;
+      message->owes_credit = true;
       connection.counters.messages_received.fetch_add(1, std::memory_order_relaxed);
       connection.counters.bytes_received.fetch_add(message->payload_size, std::memory_order_relaxed);
-      if (!inbox_.deliver(std::move(message))) connection.credit(n);  // it came before: nobody will consume it
-      connection.pop(n);
-    }
+      return inbox_.deliver(std::move(message));
+    });
   } catch (const Error&) {
     connection.distrust();
   }
-  last_producer_cpu_.store(connection.producer_cpu(), std::memory_order_relaxed);
-  if (watchers_ > 0 && inbox_.completions() != seen_completions_) {
+  if (any) last_producer_cpu_.store(connection.producer_cpu(), std::memory_order_relaxed);
+  if (any && watchers_ > 0 && inbox_.completions() != seen_completions_) {
     seen_completions_ = inbox_.completions();
     signal_event();
   }
@@ -214,11 +215,7 @@ void Engine::deliver(const std::string& source, uint64_t incarnation, const char
 }
 
 std::string Engine::frame(const Identity& peer, const Connection::Outgoing& message) {
-  std::shared_ptr<Outbound> to;
-  {
-    std::lock_guard lock(list_mutex_);
-    to = outbound(peer);
-  }
+  std::shared_ptr<Outbound> to = outbound(peer);
   std::string bytes(Connection::frame_size(message), '\0');
   std::lock_guard lock(to->mutex);
   Connection::write_frame(bytes.data(), message, ++to->last);
@@ -241,33 +238,33 @@ bool Engine::shares_cpu() { return last_producer_cpu_.load(std::memory_order_rel
 // ----- connections
 
 std::shared_ptr<Outbound> Engine::outbound(const Identity& peer) {
+  std::lock_guard lock(list_mutex_);
   auto& slot = outbound_[{peer.name, peer.incarnation}];
-  if (!slot) slot = std::make_shared<Outbound>();
+  if (!slot) slot = std::make_shared<Outbound>(next_serial());
   return slot;
 }
 
-// A connection from what its peer sent and what we made; throws Fault::corrupt when the descriptors aren't what they should be.
-std::shared_ptr<Connection> Engine::make(Note& note, Fd socket, Fd half_fd, Map half, Identity peer) {
-  if (note.fds.size() != 3) throw Error(Fault::corrupt, "a peer sent the wrong number of descriptors");
-  auto map = [&](int i, uint64_t nbytes, int protection) {
-    if (sealed_size(note.fds[i].get()) != round_up(nbytes, kPage)) throw Error(Fault::corrupt, "a peer sent shared memory of a wrong size");
-    return Map(note.fds[i].get(), round_up(nbytes, kPage), protection, MAP_SHARED);
-  };
-  Connection::Parts parts;
-  parts.their_half = map(0, sizeof(Half), PROT_READ | PROT_WRITE);
-  parts.their_doorbell = map(1, sizeof(Doorbell), PROT_READ | PROT_WRITE);
-  parts.their_control = map(2, sizeof(Control), PROT_READ);
-  parts.my_half = std::move(half);
-  parts.my_half_fd = std::move(half_fd);
-  ucred credentials{};
-  socklen_t size = sizeof credentials;
-  ::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &size);
-  parts.socket = std::move(socket);
+void Engine::attend() {
+  if (!any_stream_) return;
   std::lock_guard lock(list_mutex_);
-  return std::make_shared<Connection>(++serials_, peer, credentials.pid, std::move(parts), outbound(peer));
+  for (auto& connection : connections_) connection->attend();
 }
 
-void Engine::add(const std::shared_ptr<Connection>& connection) {
+void Engine::rewatch_fd(int fd, uint32_t events) {
+  epoll_event event{events, {.fd = fd}};
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event);
+}
+
+void Engine::watch_fd(int fd, uint32_t events) {
+  epoll_event event{events, {.fd = fd}};
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event);
+}
+
+void Engine::unwatch_fd(int fd) { ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr); }
+
+void Engine::ring() { doorbell_->ring(); }
+
+void Engine::add(const std::shared_ptr<Connection>& connection, Port& port, const std::vector<Watched>& fds) {
   std::scoped_lock lock(pump_mutex_, list_mutex_);
   const Identity& peer = connection->peer;
   uint64_t& newest = newest_[peer.name];
@@ -280,35 +277,52 @@ void Engine::add(const std::shared_ptr<Connection>& connection) {
       inbox_.set_down(inbox_.source(peer.name), true);
     }
   connections_.push_back(connection);
-  by_fd_[connection->socket()] = connection;
   inbox_.set_down(inbox_.source(peer.name), false);
-  epoll_event event{EPOLLIN | EPOLLRDHUP, {.fd = connection->socket()}};
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, connection->socket(), &event);
-  Fd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, connection->pid, 0)));
-  if (pidfd) {  // a forked child may keep the socket open, so its end alone would not tell of the death
-    event.data.fd = pidfd.get();
-    ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, pidfd.get(), &event);
-    connection->keep_pidfd(std::move(pidfd));
-    by_fd_[event.data.fd] = connection;
+  if (&port == tcp_.get()) any_stream_ = true;
+  for (const Watched& watched : fds) {
+    by_fd_[watched.fd] = {connection, &port};
+    watch_fd(watched.fd, watched.events);
   }
 }
 
 void Engine::set_peer(const Identity& peer, bool up) {
-  std::scoped_lock lock(pump_mutex_, list_mutex_);
+  {
+    std::scoped_lock lock(pump_mutex_, list_mutex_);
+    set_peer_locked(peer, up);
+  }
+  if (!up) forget_strangers(peer);
+  doorbell_->ring();
+  if (watchers_ > 0) signal_event();
+}
+
+// What was meant for a peer on another host that has gone is nobody's any more; one on this host keeps it while it lives.
+void Engine::forget_strangers(const Identity& peer) {
+  std::vector<uint64_t> ended;
+  {
+    std::lock_guard lock(list_mutex_);
+    for (auto& [whom, outbound] : outbound_) {
+      bool near = std::any_of(connections_.begin(), connections_.end(), [&, id = whom](auto& c) { return c->pid && c->peer.name == id.first && c->peer.incarnation == id.second; });
+      if (whom.first == peer.name && whom.second <= peer.incarnation && !near) ended.push_back(outbound->serial);
+    }
+  }
+  for (uint64_t reader : ended) claims_.reader_gone(reader);
+}
+
+void Engine::set_peer_locked(const Identity& peer, bool up) {
   SourceId source = inbox_.source(peer.name);
   for (auto& connection : connections_) {
     if (connection->peer.name != peer.name || connection->peer.incarnation > peer.incarnation) continue;
     drain(*connection);
     connection->set_up(up && connection->peer.incarnation == peer.incarnation && !connection->gone());
   }
+  for (auto& [whom, outbound] : outbound_)
+    if (whom.first == peer.name && whom.second <= peer.incarnation) outbound->down = !(up && whom.second == peer.incarnation);
   uint64_t& newest = newest_[peer.name];
   if (peer.incarnation >= newest) {
     if (newest && peer.incarnation > newest) inbox_.set_down(source, true);  // who waits for the old one learns of its end
     newest = peer.incarnation;
     inbox_.set_down(source, !up);
   }
-  doorbell_->ring();
-  if (watchers_ > 0) signal_event();
 }
 
 // Whether another connection to that very process works.
@@ -318,64 +332,51 @@ bool Engine::reachable(const Identity& peer) {
   });
 }
 
-// The peer's process has ended (`gone`: and nobody can use its mappings any more), or it said goodbye.
 void Engine::lose(const std::shared_ptr<Connection>& connection, bool gone) {
+  bool last;
   {
     std::scoped_lock lock(pump_mutex_, list_mutex_);
     drain(*connection);
     connection->set_up(false);
-    if (int pidfd = connection->pidfd(); pidfd >= 0 && by_fd_.erase(pidfd)) ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, pidfd, nullptr);
+    for (auto it = by_fd_.begin(); it != by_fd_.end();) {
+      bool ended = it->second.connection == connection && (gone || it->first != connection->socket());
+      if (ended) unwatch_fd(it->first);
+      it = ended ? by_fd_.erase(it) : std::next(it);
+    }
     if (gone) {
       connection->set_gone();
-      if (by_fd_.erase(connection->socket())) ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, connection->socket(), nullptr);
       connections_.erase(std::remove(connections_.begin(), connections_.end(), connection), connections_.end());
     }
     const Identity& peer = connection->peer;
-    if (newest_[peer.name] == peer.incarnation && !reachable(peer)) inbox_.set_down(inbox_.source(peer.name), true);
+    last = !reachable(peer);
+    if (last && newest_[peer.name] == peer.incarnation) inbox_.set_down(inbox_.source(peer.name), true);
   }
-  claims_.reader_gone(connection->serial);
+  if (last) claims_.reader_gone(connection->reader());
   sweep();
   doorbell_->ring();
   if (watchers_ > 0) signal_event();
 }
 
-Map Engine::make_half(Fd& fd) {
-  uint64_t nbytes = round_up(sizeof(Half), kPage);
-  fd = make_memfd("tensorlink-half", nbytes);
-  return Map(fd.get(), nbytes, PROT_READ | PROT_WRITE, MAP_SHARED);
+void Engine::lose_lane(const std::shared_ptr<TcpConnection>& connection) {
+  if (connection->ended()) {
+    if (connection->peer_closed()) outbound(connection->peer)->down = true;
+    return lose(connection, true);
+  }
+  {
+    std::scoped_lock lock(pump_mutex_, list_mutex_);
+    drain(*connection);
+    connection->set_up(false);
+    by_fd_.erase(connection->socket());
+    unwatch_fd(connection->socket());
+    connections_.erase(std::remove(connections_.begin(), connections_.end(), connection), connections_.end());
+    suspects_.push_back(connection->peer);
+  }
+  doorbell_->ring();
 }
 
-std::shared_ptr<Connection> Engine::connect(const std::string& path, Key key, const Identity& peer, int64_t deadline_ns) {
-  sockaddr_un address = unix_address(path);
-  Fd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!socket) throw_errno("cannot make a socket");
-  while (::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) {
-    if (errno != EAGAIN && errno != EINTR) throw Error(Fault::lost, "cannot connect to " + peer.name + ": " + std::strerror(errno), errno);
-    if (now_ns() > deadline_ns) throw Error(Fault::timeout, peer.name + " accepts no connection");
-    ::poll(nullptr, 0, 1);  // its queue of connections is full
-  }
-  Fd half_fd;
-  Map half = make_half(half_fd);
-  std::string text(reinterpret_cast<const char*>(key.data()), key.size());
-  text += name_ + '\0' + peer.name;
-  Fd control = read_only(control_fd_);
-  if (!send_note(socket.get(), NoteKind::hello, incarnation_, peer.incarnation, text, {half_fd.get(), doorbell_fd_.get(), control.get()}))
-    throw Error(Fault::lost, peer.name + " closed the connection");
-  Note answer;
-  for (;;) {
-    Received received = receive_note(socket.get(), answer);
-    if (received == Received::note) break;
-    if (received == Received::end) throw Error(Fault::lost, peer.name + " closed the connection");
-    int64_t left = deadline_ns - now_ns();
-    if (left <= 0) throw Error(Fault::timeout, peer.name + " does not answer");
-    pollfd poll{socket.get(), POLLIN, 0};
-    if (::poll(&poll, 1, static_cast<int>(std::min<int64_t>(left / 1'000'000 + 1, 1000))) < 0 && errno == EINTR)
-      throw Error(Fault::interrupted, "interrupted");
-  }
-  if (answer.kind != NoteKind::welcome) throw Error(Fault::refused, answer.text);
-  auto connection = make(answer, std::move(socket), std::move(half_fd), std::move(half), peer);
-  add(connection);
-  return connection;
+std::vector<Identity> Engine::take_suspects() {
+  std::lock_guard lock(list_mutex_);
+  return std::exchange(suspects_, {});
 }
 
 }  // namespace tl

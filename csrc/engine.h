@@ -1,9 +1,9 @@
 // The engine of one endpoint: pool, claims, connections, inbox, and the progress thread that serves them.
 //
-// Threads. Any thread may send, wait, hold and release. The progress thread accepts connections, answers notes, beats the
-// heart and notices that a peer has gone; it never takes the interpreter's lock, so a busy interpreter stalls no peer.
-// Messages are taken out of the rings by whoever waits for one (a hop through another thread would cost two
-// wake-ups), and by the progress thread when it is asked to.
+// Threads. Any thread may send, wait, hold and release. The progress thread serves the ports, through which peers connect, beats
+// the heart and notices that a peer has gone; it never takes the interpreter's lock, so a busy interpreter stalls no
+// peer. Messages are taken from the connections by whoever waits for one (a hop through another thread would cost
+// two wake-ups), and by the progress thread when it is asked to.
 #pragma once
 #include <functional>
 #include <map>
@@ -14,6 +14,9 @@
 #include "connection.h"
 #include "heartbeat.h"
 #include "inbox.h"
+#include "port.h"
+#include "shm_port.h"
+#include "tcp_port.h"
 
 namespace tl {
 
@@ -30,12 +33,30 @@ class Engine {
   bool closed() const { return closed_.load(std::memory_order_acquire); }
   bool forked() const { return ::getpid() != pid_; }
 
-  // Connects to a process of this host; blocks until the deadline. Throws Fault::lost, refused, timeout.
-  std::shared_ptr<Connection> connect(const std::string& path, Key key, const Identity& peer, int64_t deadline_ns);
+  ShmPort& shm() { return *shm_; }
+  TcpPort& tcp() { return *tcp_; }
   std::vector<std::shared_ptr<Connection>> connections();
   void disconnect(const std::shared_ptr<Connection>& connection);
   // The peer's lease ran out (down), or it is back: what it holds stays pinned either way.
   void set_peer(const Identity& peer, bool up);
+
+  // ----- for ports
+  // From now on it is used, and the port hears of its descriptors. Throws Fault::refused: a later incarnation is known.
+  void add(const std::shared_ptr<Connection>& connection, Port& port, const std::vector<Watched>& fds);
+  // The peer's process has ended, or it said goodbye. `gone`: and nobody can use its mappings any more.
+  void lose(const std::shared_ptr<Connection>& connection, bool gone);
+  // The stream of a connection has ended. Unless one side said goodbye, that doesn't mean that the peer has gone.
+  void lose_lane(const std::shared_ptr<TcpConnection>& connection);
+  // Peers whose streams ended without a word, since the last call: they may have gone.
+  std::vector<Identity> take_suspects();
+  void watch_fd(int fd, uint32_t events);
+  void rewatch_fd(int fd, uint32_t events);
+  void unwatch_fd(int fd);
+  std::shared_ptr<Outbound> outbound(const Identity& peer);
+  uint64_t next_serial() { return serials_.fetch_add(1, std::memory_order_relaxed) + 1; }
+  void ring();  // wakes the threads of this process that wait
+  const Fd& control_fd() const { return control_fd_; }
+  const Fd& doorbell_fd() const { return doorbell_fd_; }
 
   // ----- memory
   std::shared_ptr<Arena> arena() { return arena_; }
@@ -43,6 +64,13 @@ class Engine {
   bool release(ClaimId id);
   // Drains acknowledgements and frees what nobody holds. Cheap when there is nothing to do.
   void sweep();
+  // Whether readers may free something.
+  bool restless() { return claims_.restless() || tcp_->server().lending(); }
+  void made_room() {
+    if (room_waiters_ > 0) ring();
+  }
+  // A reader on another host has finished a read of a claim that counts them.
+  void acknowledged(ClaimId id, const Key& key, const Identity& reader, uint64_t token);
   // While one exists, readers tell this process of every hold that ends.
   struct RoomWaiter {
     explicit RoomWaiter(Engine& engine);
@@ -53,11 +81,14 @@ class Engine {
   // Publishes a version on the board. False: the board is full or the name too long.
   bool publish(const std::string& name, uint64_t version, const std::string& descriptor);
   bool published(const std::string& name, Notice& notice);
+  void each_published(const std::function<void(const std::string&, const Notice&)>& visit);
 
   // ----- messages
   Inbox& inbox() { return inbox_; }
   // Takes frames out of the rings into the inbox. False when another thread is at it; `insist` waits for that one.
   bool pump(bool insist = false);
+  // Whether a thread that waits has looked for messages since then.
+  bool polled_since(int64_t when) const { return polled_at_ >= when; }
   void deliver(const std::string& source, uint64_t incarnation, const char* frame, uint64_t n);
 
   // ----- waiting: until ready() holds, or the deadline. The caller has polled before and holds no lock.
@@ -66,6 +97,7 @@ class Engine {
     if (spin(ready, deadline_ns)) return true;
     for (bool done = false;;) {
       int64_t left = deadline_ns - now_ns();
+      attend();
       // Where another thread is pumping, it may have passed the ring that our message is in: look again, don't sleep.
       // ready() may take what it finds, so once it has held it isn't asked again.
       doorbell_->sleep(left, [&] { return !pump() || (done = ready()) || closed(); });
@@ -88,13 +120,11 @@ class Engine {
   uint64_t incarnation() const { return incarnation_; }
 
  private:
-  struct Pending {  // accepted, hasn't said hello
-    Fd socket;
-    int64_t deadline_ns;
+  struct Member {
+    std::shared_ptr<Connection> connection;
+    Port* port = nullptr;
   };
   static constexpr int64_t kSpin = 30'000;
-  static constexpr int64_t kHelloTimeout = 5'000'000'000;
-  static constexpr size_t kMaxPending = 256;
   static constexpr int64_t kTick = 50'000'000;
   static constexpr int64_t kIdleTrim = 30'000'000'000;
 
@@ -112,32 +142,24 @@ class Engine {
     return false;
   }
   bool shares_cpu();
+  void attend();  // this thread will sleep
 
   void run();
   int64_t on_tick(int64_t now);
-  void accept_all();
-  void on_hello(int fd);
-  void welcome(Fd socket, Note& hello);
-  void on_connection(int fd);
-  void on_note(const std::shared_ptr<Connection>& connection, Note& note);
-
-  Map make_half(Fd& fd);
-  std::shared_ptr<Connection> make(Note& note, Fd socket, Fd half_fd, Map half, Identity peer);
-  void add(const std::shared_ptr<Connection>& connection);
-  void lose(const std::shared_ptr<Connection>& connection, bool gone);
+  void on_event(int fd, uint32_t events);
   bool reachable(const Identity& peer);
-  std::shared_ptr<Outbound> outbound(const Identity& peer);
+  void set_peer_locked(const Identity& peer, bool up);
+  void forget_strangers(const Identity& peer);
   void drain(Connection& connection);
   void signal_event();
   void want_news();
 
-  const std::string name_, path_;
-  const Key key_;
+  const std::string name_;
   const pid_t pid_;
   uint64_t incarnation_ = 0;
 
   std::shared_ptr<Arena> arena_;
-  Fd control_fd_, doorbell_fd_, listener_, epoll_, wake_fd_, event_fd_;
+  Fd control_fd_, doorbell_fd_, epoll_, wake_fd_, event_fd_;
   Map control_map_, doorbell_map_;
   Control* control_;
   Doorbell* doorbell_;
@@ -151,9 +173,14 @@ class Engine {
   std::map<std::string, uint64_t> newest_;  // highest incarnation seen, by name
   Claims claims_;
   std::mutex board_mutex_;
-  std::map<int, Pending> pending_;           // progress thread only
-  std::map<int, std::shared_ptr<Connection>> by_fd_;  // sockets and pidfds; under list_mutex_
-  uint64_t serials_ = 0;
+  std::map<int, Member> by_fd_;   // descriptors of connections; under list_mutex_
+  std::unique_ptr<ShmPort> shm_;
+  std::unique_ptr<TcpPort> tcp_;
+  std::vector<Identity> suspects_;  // under list_mutex_
+  std::atomic<int64_t> polled_at_{0};
+  std::atomic<bool> any_stream_{false};
+  std::vector<Port*> ports_;      // fixed once the thread runs
+  std::atomic<uint64_t> serials_{0};
   std::atomic<int> room_waiters_{0}, watchers_{0};
   std::atomic<bool> closed_{false}, started_{false};
   std::atomic<int> last_producer_cpu_{-1};

@@ -47,7 +47,7 @@ struct Message {
   uint64_t payload_at = 0, payload_size = 0;
   bool is_void = false;
   std::shared_ptr<Connection> carrier;  // maps what is offered; null where it came over gRPC and no connection stands
-  bool rode_ring = false;               // then the carrier gets credit back
+  bool owes_credit = false;             // the carrier gets credit back once the application has it
 
   std::string_view tag() const { return {bytes.get() + tag_at, tag_size}; }
   std::string_view meta() const { return {bytes.get() + meta_at, meta_size}; }

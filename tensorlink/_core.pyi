@@ -118,7 +118,7 @@ class Posted:
     def lost(self) -> bool: ...
 
 class Connection:
-    """A connection to one incarnation of a peer on this host."""
+    """A connection to one incarnation of a peer."""
 
     @property
     def peer_name(self) -> str: ...
@@ -130,10 +130,14 @@ class Connection:
     def pid(self) -> int: ...
 
     @property
-    def serial(self) -> int: ...
+    def reader(self) -> int: ...
 
     @property
     def up(self) -> bool: ...
+
+    @property
+    def owes(self) -> bool:
+        """Whether messages wait for an acknowledgement."""
 
     @property
     def gone(self) -> bool: ...
@@ -151,7 +155,7 @@ class Connection:
     def counters(self) -> dict[str, int]: ...
 
 class Stop:
-    """Stops a fill from another thread."""
+    """Stops an operation from another thread."""
 
     def __init__(self) -> None: ...
 
@@ -160,7 +164,9 @@ class Stop:
     def is_set(self) -> bool: ...
 
 class View:
-    """An object in a peer's pool, opened here under a hold."""
+    """
+    An object in a peer's pool, opened here: mapped, or brought over when it is looked at.
+    """
 
     @property
     def nbytes(self) -> int: ...
@@ -170,9 +176,7 @@ class View:
     def copy_to(self, address: int, stop: Stop | None) -> None:
         """Copies the payload's spans, one after the other."""
 
-    def meta(self, beside: bytes) -> bytes: ...
-
-    def unpack(self, meta: bytes, like: object | None, copy: bool = False) -> Any: ...
+    def unpack(self, meta: bytes, like: object | None, copy: bool = False, stop: Stop | None = None, timeout_s: float = -1) -> Any: ...
 
     def fill(self, meta: bytes, out: object, stop: Stop | None, timeout_s: float) -> Any: ...
 
@@ -183,14 +187,14 @@ class Refill:
 
     def __init__(self, target: object) -> None: ...
 
-    def prepare(self, view: View) -> None:
+    def prepare(self, view: View, stop: Stop | None, timeout_s: float) -> None:
         """
         Compares, and writes nothing. The view's meta is in the pool. Raises: LayoutMismatchError.
         """
 
-    def run(self, view: View, stop: Stop | None, timeout_s: float) -> None:
+    def run(self, view: View, through: bool, stop: Stop | None, timeout_s: float) -> None:
         """
-        Copies. Without `stop` and with a negative time it ends only when all is copied.
+        Fills. Unless it goes straight `through`, all is here before the first byte is written, and then all is.
         """
 
 class Engine:
@@ -206,6 +210,23 @@ class Engine:
     def closed(self) -> bool: ...
 
     def connect(self, path: str, key: bytes, name: str, incarnation: int, timeout_s: float) -> Connection: ...
+
+    def listen(self, host: str, first: int, last: int) -> int:
+        """Listens for other hosts at a numeric address; returns the port. Once."""
+
+    def dial(self, host: str, port: int, key: bytes, name: str, incarnation: int, timeout_s: float) -> Connection: ...
+
+    def limit(self, bytes_per_s: int) -> None:
+        """What is sent to one other host's peer at most; 0: as fast as it goes."""
+
+    def refusals(self) -> list[str]:
+        """Whom the TCP port turned away since the last call, and why."""
+
+    def suspects(self) -> list[tuple[str, int]]:
+        """Peers whose streams ended without a word since the last call."""
+
+    def sent_bytes(self) -> int:
+        """Bytes of this process's memory that peers on other hosts have read."""
 
     def connections(self) -> list[Connection]: ...
 

@@ -29,6 +29,7 @@ from tensorlink.errors import (
 )
 from tensorlink.links import Links, PeerLink
 from tensorlink.transfer import Arrivals, Background, Finished, Transfer
+from tensorlink.transports.base import View
 from tensorlink.types import PeerId
 
 _FOREVER = -1.0
@@ -119,7 +120,7 @@ class Messages:
 
     def _store(self, link: PeerLink, packed: _core.Packed, timeout: float) -> tuple[int, bytes, bytes] | None:
         native = link.connection.lane()  # also where messages go over gRPC: what it was sent ends with the reader
-        reader = native.serial if native is not None else 0
+        reader = native.reader if native is not None else 0
         return self._engine.store(packed, 1, 0.0, reader, _INLINE_META, timeout)
 
     def _offer(self, link: PeerLink, stored: tuple[int, bytes, bytes], tag: str, timeout: float) -> bool:
@@ -228,16 +229,16 @@ class Messages:
     def _open(self, message: _core.Message, out: Any, wait_s: float, like: str | None, stop: _core.Stop | None) -> Any:
         if not message.offered:
             return message.unpack(like) if out is None else message.fill(out, stop, wait_s)
+        timeout = 60.0 if wait_s < 0 else wait_s
         native = message.connection
         if native is None:  # gRPC brought it: its bytes come over the connection that stands, or is made now
             peer = PeerId(self._engine.source_name(message.source), message.incarnation)
-            link = self._links.to_name(peer.name, 60.0 if wait_s < 0 else wait_s)
-            view = link.connection.map(message.descriptor, 60.0 if wait_s < 0 else wait_s)
-            if view is None:
-                raise TransferTimeoutError("its bytes cannot be mapped", peer=str(peer), phase="recv")
+            view: View = self._links.to_name(peer.name, timeout).connection.open(message.descriptor, timeout)
         else:
-            view = self._engine.open(native, message.descriptor, 60.0 if wait_s < 0 else wait_s)
-        return view.unpack(message.meta, like) if out is None else view.fill(message.meta, out, stop, wait_s)
+            view = self._engine.open(native, message.descriptor, timeout)
+        if out is None:
+            return view.unpack(message.meta, like, False, stop, timeout)
+        return view.fill(message.meta, out, stop, timeout)
 
     def _nothing(self, source: str | None, tag: str, *, lost: bool) -> TensorLinkError:
         if lost and source is not None:

@@ -89,10 +89,10 @@ class Objects:
         try:
             if _core.claim_of(descriptor) != ref.id:
                 raise CorruptTransferError("the handle contradicts itself")
-            view = connection.map(descriptor, timeout)
-            if view is None:
-                raise NoPathError(f"{connection.transport} cannot map it", peer=str(ref.owner))
-            return view.unpack(ref.meta, like) if out is None else view.fill(ref.meta, out, stop, timeout)
+            view = connection.open(descriptor, timeout)
+            if out is None:
+                return view.unpack(ref.meta, like, False, stop, timeout)
+            return view.fill(ref.meta, out, stop, timeout)
         except PeerLostError:
             self._links.drop(ref.owner)
             raise self._fail(self._links.lost(ref.owner, connection.transport, "get"), ref, "") from None

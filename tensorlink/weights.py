@@ -187,6 +187,7 @@ class _Source:
     """Where versions come from: the connection to one incarnation of a publisher."""
 
     peer: PeerId
+    address: str
     connection: Connection
     lane: _core.Connection
 
@@ -343,18 +344,16 @@ class WeightSubscriber:
         view: Any = None
         try:
             try:
-                view = source.connection.map(descriptor, limit.slice())
+                view = source.connection.open(descriptor, limit.slice())
             except TransferTimeoutError:
                 return None
             if not isinstance(view, _core.View):
-                raise NoPathError(f"{source.connection.transport} cannot map weights", peer=str(source.peer))
-            self._target.prepare(view)  # compares; nothing has been written when it raises
+                raise NoPathError(f"{source.connection.transport} cannot carry weights", peer=str(source.peer))
+            self._target.prepare(view, limit.stop, limit.left())  # compares; nothing has been written when it raises
             limit.check_stop()
             if stream:
                 self._have = None
-                self._target.run(view, limit.stop, limit.left())
-            else:
-                self._target.run(view, None, _FOREVER)
+            self._target.run(view, stream, limit.stop, limit.left())
             self._have = (source.peer, version)
             return int(view.nbytes)
         finally:
@@ -395,16 +394,23 @@ class WeightSubscriber:
 
     def _connect(self, limit: _Limit) -> _Source:
         info = self._endpoint._control.find(_service(self.name), max(limit.slice(_FIND_SLICE_S), 0.001))
-        connection = self._endpoint._links.to_owner(info.id, info.address, self._endpoint.settings.timeout).connection
+        return self._connect_to(info.id, info.address, self._endpoint.settings.timeout)
+
+    def _connect_to(self, peer: PeerId, address: str, timeout: float) -> _Source:
+        connection = self._endpoint._links.to_owner(peer, address, timeout).connection
         lane = connection.lane()
         if lane is None:
-            raise NoPathError(f"{connection.transport} cannot carry weights", peer=str(info.id), phase="pull")
-        return _Source(info.id, connection, lane)
+            raise NoPathError(f"{connection.transport} cannot carry weights", peer=str(peer), phase="pull")
+        return _Source(peer, address, connection, lane)
 
     def _lose(self, source: _Source, *, restart_ends: bool) -> None:
-        """Returns where a successor can be pulled from. Raises: PeerLostError: there is none, or it must be told of."""
+        """Returns when there is somebody to pull from, be it the same publisher over a new connection. Raises:
+        PeerLostError: there is none, or it must be told of."""
         self._source, self._gone = None, source.peer
         self._endpoint._links.drop(source.peer)
+        with contextlib.suppress(TensorLinkError):  # its stream may have broken, and nothing else
+            self._source, self._gone = self._connect_to(source.peer, source.address, _GONE_WAIT_S), None
+            return
         deadline = time.monotonic() + _GONE_WAIT_S
         while (left := deadline - time.monotonic()) > 0:
             try:

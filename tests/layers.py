@@ -19,7 +19,8 @@ RANKS = {
     "hooks": 3,
     "topology": 3,
     "transports.base": 3,
-    "transports.pool": 4,  # what transports over the engine share
+    "transports.engine": 4,  # what transports over the engine share
+    "transports.pool": 4,  # what those of one host share beyond that
     "accelerators.base": 3,
     "control": 4,
     "lifecycle": 4,
@@ -43,12 +44,14 @@ PLUGIN_MAY = {
     "_core",
     "types",
     "transports.base",
+    "transports.engine",
     "transports.pool",
     "accelerators.base",
 }  # all that a transport imports
 INFRASTRUCTURE = {
     "transports.base",
     "transports.registry",
+    "transports.engine",
     "transports.pool",
     "accelerators.base",
     "accelerators.registry",

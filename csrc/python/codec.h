@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "meta.h"
+#include "sink.h"
 
 namespace tl::python {
 
@@ -104,6 +105,9 @@ class FillPlan {
   // Copies in pieces of at most 8 MiB and looks at `stop` and the deadline (ns of CLOCK_MONOTONIC; 0: none) between
   // them. Needs no GIL. Throws: tl::Corrupt before the first byte.
   Outcome run(const Extent* extents, size_t count, const std::atomic<bool>& stop, int64_t deadline_ns) const;
+  // Where the bytes of extents of these sizes go, one after the other, if each of them has at most one place and that is dense: then
+  // they need no memory in between. Needs no GIL. Throws: tl::Corrupt.
+  bool sinks(const uint64_t* sizes, size_t count, std::vector<Sink>& sinks) const;
   // The tree of the message with the tensors of `out` and the scalars of the message; `out` itself where it is one
   // tensor.
   PyObject* result() const;

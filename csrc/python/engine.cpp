@@ -68,9 +68,9 @@ nb::object unpack_message(const Message& message, nb::handle like) {
   return nb::steal(unpack(meta.data(), meta.size(), memory, nullptr, Mode::copy, like.ptr()));
 }
 
-nb::object fill_message(const Message& message, nb::handle out, const Stop* stop, double timeout_s) {
+nb::object fill_message(const Message& message, nb::handle out, Stop* stop, double timeout_s) {
   Extent extent{message.payload(), message.payload_size};
-  return nb::steal(fill_from(message.meta(), &extent, 1, out.ptr(), stop, timeout_s));
+  return nb::steal(fill_from(message.meta(), &extent, 1, out.ptr(), {stop, timeout_s}));
 }
 
 struct NoMessage {
@@ -128,7 +128,7 @@ void bind_messages(nb::module_& module) {
       .def("fill", fill_message,
            nb::sig("def fill(self, out: object, stop: Stop | None, timeout_s: float) -> typing.Any"), "out"_a, "stop"_a.none(), "timeout_s"_a)
       .def("consumed", [](const Message& m) {
-        if (m.rode_ring) m.carrier->credit(m.size);
+        if (m.owes_credit) m.carrier->credit(m.size);
       }, "Gives the sender its credit back. Call once, when the application has the object.");
   nb::class_<NoMessage>(module, "NoMessage", "Why a receive ended without one.")
       .def_ro("lost", &NoMessage::lost, "The source that was named is down; else the time was over.");
@@ -173,21 +173,15 @@ bool send_offer(Engine& engine, Connection& connection, nb::bytes descriptor, nb
 }
 
 nb::object read_board(const Connection& connection, const std::string& name) {
-  const BoardSlot* slot = connection.board().find(name);
   Notice notice;
-  for (int i = 0; slot && i < 1000; ++i)
-    if (slot->read(notice)) return nb::make_tuple(notice.version, to_bytes(notice.descriptor));
-  return nb::none();
+  if (!connection.notice(name, notice)) return nb::none();
+  return nb::make_tuple(notice.version, to_bytes(notice.descriptor));
 }
 
 // Until the board shows at least that version, or the connection ends.
 bool wait_board(Engine& engine, Connection& connection, const std::string& name, uint64_t version, double timeout_s) {
   Notice notice;
-  const BoardSlot* slot = nullptr;
-  auto ready = [&] {
-    if (!slot) slot = connection.board().find(name);
-    return (slot && slot->read(notice) && notice.version >= version) || !connection.up();
-  };
+  auto ready = [&] { return (connection.notice(name, notice) && notice.version >= version) || !connection.up(); };
   return wait_for(engine, ready, deadline_of(timeout_s));
 }
 
@@ -199,16 +193,18 @@ nb::dict counters(const Connection& connection) {
   result["bytes_sent"] = c.bytes_sent.load();
   result["bytes_received"] = c.bytes_received.load();
   result["bytes_read"] = c.bytes_read.load();
+  result["retries"] = c.retries.load();
   return result;
 }
 
 void bind_connections(nb::module_& module) {
-  nb::class_<Connection>(module, "Connection", "A connection to one incarnation of a peer on this host.")
+  nb::class_<Connection>(module, "Connection", "A connection to one incarnation of a peer.")
       .def_prop_ro("peer_name", [](const Connection& c) { return c.peer.name; })
       .def_prop_ro("peer_incarnation", [](const Connection& c) { return c.peer.incarnation; })
       .def_prop_ro("pid", [](const Connection& c) { return c.pid; })
-      .def_prop_ro("serial", [](const Connection& c) { return c.serial; })
+      .def_prop_ro("reader", [](const Connection& c) { return c.reader(); })
       .def_prop_ro("up", [](const Connection& c) { return c.up(); })
+      .def_prop_ro("owes", [](const Connection& c) { return c.owes(); }, "Whether messages wait for an acknowledgement.")
       .def_prop_ro("gone", [](const Connection& c) { return c.gone(); })
       .def_prop_ro("holds", [](Connection& c) { return c.holds_count(); }, "Holds of this process on the peer's memory.")
       .def("send", send_object,
@@ -216,28 +212,37 @@ void bind_connections(nb::module_& module) {
       .def("read_board", read_board,
            nb::sig("def read_board(self, name: str) -> tuple[int, bytes] | None"), "name"_a, "(version, descriptor) of the newest notice, or None.")
       .def("counters", counters, nb::sig("def counters(self) -> dict[str, int]"));
-  nb::class_<Stop>(module, "Stop", "Stops a fill from another thread.").def(nb::init<>()).def("set", [](Stop& s) { s.flag = true; }).def("is_set", [](const Stop& s) { return s.flag.load(); });
-  nb::class_<View>(module, "View", "An object in a peer's pool, opened here under a hold.")
+}
+
+void bind_views(nb::module_& module) {
+  nb::class_<Stop>(module, "Stop", "Stops an operation from another thread.")
+      .def(nb::init<>())
+      .def("set", &Stop::set)
+      .def("is_set", [](const Stop& s) { return s.flag.load(); });
+  nb::class_<View>(module, "View", "An object in a peer's pool, opened here: mapped, or brought over when it is looked at.")
       .def_prop_ro("nbytes", &View::nbytes)
       .def("addresses", [](View& v) {
         nb::list result;
-        for (const Extent& e : v.payload()) result.append(nb::make_tuple(reinterpret_cast<uintptr_t>(e.data), e.nbytes));
+        for (const Extent& e : v.payload({})) result.append(nb::make_tuple(reinterpret_cast<uintptr_t>(e.data), e.nbytes));
         return result;
       }, nb::sig("def addresses(self) -> list[tuple[int, int]]"))
-      .def("copy_to", &View::copy_to, "address"_a, "stop"_a.none(), "Copies the payload's spans, one after the other.")
-      .def("meta", [](View& v, nb::bytes beside) { return to_bytes(v.meta(text(beside))); }, "beside"_a)
-      .def("unpack", [](View& v, nb::bytes meta, nb::handle like, bool copy) {
-        return nb::steal(v.unpack(v.meta(text(meta)), like.ptr(), copy));
-      }, nb::sig("def unpack(self, meta: bytes, like: object | None, copy: bool = False) -> typing.Any"), "meta"_a, "like"_a.none(), "copy"_a = false)
-      .def("fill", [](View& v, nb::bytes meta, nb::handle out, const Stop* stop, double timeout_s) {
-        return nb::steal(v.fill(v.meta(text(meta)), out.ptr(), stop, timeout_s));
+      .def("copy_to", [](View& v, uintptr_t address, Stop* stop) { v.copy_to(address, {stop, -1}); },
+           "address"_a, "stop"_a.none(), "Copies the payload's spans, one after the other.")
+      .def("unpack", [](View& v, nb::bytes meta, nb::handle like, bool copy, Stop* stop, double timeout_s) {
+        return nb::steal(v.unpack(text(meta), like.ptr(), copy, {stop, timeout_s}));
+      }, nb::sig("def unpack(self, meta: bytes, like: object | None, copy: bool = False, stop: Stop | None = None, timeout_s: float = -1) -> typing.Any"),
+           "meta"_a, "like"_a.none(), "copy"_a = false, "stop"_a = nb::none(), "timeout_s"_a = -1.0)
+      .def("fill", [](View& v, nb::bytes meta, nb::handle out, Stop* stop, double timeout_s) {
+        return nb::steal(v.fill(text(meta), out.ptr(), {stop, timeout_s}));
       }, nb::sig("def fill(self, meta: bytes, out: object, stop: Stop | None, timeout_s: float) -> typing.Any"), "meta"_a, "out"_a, "stop"_a.none(), "timeout_s"_a);
   nb::class_<Refill>(module, "Refill", "An object that is filled again and again. Raises: TypeError, LayoutMismatchError.")
       .def(nb::init<nb::object>(), "target"_a)
-      .def("prepare", [](Refill& r, View& v) { r.prepare(v.meta({})); }, "view"_a,
+      .def("prepare", [](Refill& r, View& v, Stop* stop, double timeout_s) { r.prepare(v.meta({}, {stop, timeout_s})); },
+           "view"_a, "stop"_a.none(), "timeout_s"_a,
            "Compares, and writes nothing. The view's meta is in the pool. Raises: LayoutMismatchError.")
-      .def("run", [](Refill& r, View& v, const Stop* stop, double timeout_s) { v.refill(r, stop, timeout_s); },
-           "view"_a, "stop"_a.none(), "timeout_s"_a, "Copies. Without `stop` and with a negative time it ends only when all is copied.");
+      .def("run", [](Refill& r, View& v, bool through, Stop* stop, double timeout_s) { v.refill(r, through, {stop, timeout_s}); },
+           "view"_a, "through"_a, "stop"_a.none(), "timeout_s"_a,
+           "Fills. Unless it goes straight `through`, all is here before the first byte is written, and then all is.");
 }
 
 // ----- the engine
@@ -257,10 +262,11 @@ nb::dict usage(Engine& engine) {
   for (auto& connection : engine.connections()) {
     uint64_t count = 0, nbytes = 0;
     std::vector<ClaimId> ids;
-    connection->holds_of_peer().scan([&](ClaimId id) { ids.push_back(id); });
+    connection->visit_holds([&](ClaimId id) { ids.push_back(id); });
     for (ClaimId id : ids) ++count, nbytes += claims.nbytes(id);
     if (count) holders[connection->peer.name.c_str()] = nb::make_tuple(count, nbytes, connection->pid);
   }
+  for (auto& [name, who] : engine.tcp().server().borrowers()) holders[name.c_str()] = nb::make_tuple(who.first, who.second, 0);
   pool["holders"] = holders;
   return pool;
 }
@@ -303,7 +309,7 @@ void bind_memory(Class& engine) {
       }, nb::sig("def published(self, name: str) -> tuple[int, bytes] | None"), "name"_a,
          "What this process published last under a name: (version, descriptor), or None.")
       .def("open", [](Engine& e, std::shared_ptr<Connection> c, nb::bytes d, double timeout_s) {
-        return View::open(e, std::move(c), text(d), timeout_s);
+        return View::open(e, c, text(d), timeout_s);
       }, "connection"_a, "descriptor"_a, "timeout_s"_a)
       .def("sweep", &Engine::sweep, nb::call_guard<nb::gil_scoped_release>())
       .def("usage", usage, nb::sig("def usage(self) -> dict[str, typing.Any]"));
@@ -353,6 +359,7 @@ void bind_engine(nb::module_& module) {
   module.def("claim_of", [](nb::bytes descriptor) { return Descriptor::decode(text(descriptor)).claim; }, "descriptor"_a);
   bind_messages(module);
   bind_connections(module);
+  bind_views(module);
   nb::class_<Engine> engine(module, "Engine", "Pool, connections and messages of one endpoint.");
   engine
       .def("__init__", [](Engine* self, std::string name, std::string path, nb::bytes key, uint64_t pool_bytes) {
@@ -364,8 +371,25 @@ void bind_engine(nb::module_& module) {
       .def("connect", [](Engine& e, const std::string& path, nb::bytes key, const std::string& name, uint64_t incarnation, double timeout_s) {
         Key k = to_key(key);
         nb::gil_scoped_release released;
-        return e.connect(path, k, {name, incarnation}, deadline_of(timeout_s));
+        return e.shm().connect(path, k, {name, incarnation}, deadline_of(timeout_s));
       }, "path"_a, "key"_a, "name"_a, "incarnation"_a, "timeout_s"_a)
+      .def("listen", [](Engine& e, const std::string& host, uint16_t first, uint16_t last) { return e.tcp().listen(host, first, last); },
+           "host"_a, "first"_a, "last"_a, "Listens for other hosts at a numeric address; returns the port. Once.")
+      .def("dial", [](Engine& e, const std::string& host, uint16_t port, nb::bytes key, const std::string& name, uint64_t incarnation, double timeout_s) {
+        Contact to{{host, port}, to_key(key)};
+        Patience patience{deadline_of(timeout_s)};
+        nb::gil_scoped_release released;
+        return e.tcp().connect(to, {name, incarnation}, patience);
+      }, "host"_a, "port"_a, "key"_a, "name"_a, "incarnation"_a, "timeout_s"_a)
+      .def("limit", [](Engine& e, uint64_t bytes_per_s) { e.tcp().server().limit(bytes_per_s); }, "bytes_per_s"_a,
+           "What is sent to one other host's peer at most; 0: as fast as it goes.")
+      .def("refusals", [](Engine& e) { return e.tcp().take_refusals(); }, "Whom the TCP port turned away since the last call, and why.")
+      .def("suspects", [](Engine& e) {
+        nb::list result;
+        for (const Identity& peer : e.take_suspects()) result.append(nb::make_tuple(peer.name, peer.incarnation));
+        return result;
+      }, nb::sig("def suspects(self) -> list[tuple[str, int]]"), "Peers whose streams ended without a word since the last call.")
+      .def("sent_bytes", [](Engine& e) { return e.tcp().server().sent_bytes(); }, "Bytes of this process's memory that peers on other hosts have read.")
       .def("connections", &Engine::connections)
       .def("disconnect", &Engine::disconnect, "connection"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("set_peer", [](Engine& e, const std::string& name, uint64_t incarnation, bool up) { e.set_peer({name, incarnation}, up); },

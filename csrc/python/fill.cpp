@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 #include <ctime>
+#include <tuple>
 #include <unordered_map>
 
 #include "copy.h"
@@ -181,6 +182,38 @@ Outcome FillPlan::run(const Extent* extents, size_t count, const std::atomic<boo
     }
   }
   return Outcome::done;
+}
+
+bool FillPlan::sinks(const uint64_t* sizes, size_t count, std::vector<Sink>& sinks) const {
+  tree_.check_places(sizes, count);
+  struct Place {
+    size_t extent;
+    uint64_t offset, nbytes;
+    char* to;
+    bool operator<(const Place& other) const { return std::tie(extent, offset, nbytes) < std::tie(other.extent, other.offset, other.nbytes); }
+  };
+  std::vector<Place> places;
+  places.reserve(copies_.size());
+  for (auto [from, to] : copies_) {
+    const Tree::Leaf& source = tree_.leaves[from];
+    const PackedLeaf& target = out_->leaves[to];
+    if (source.nbytes == 0) continue;
+    if (source.strided || !target.dense) return false;
+    places.push_back({source.extent, source.offset, source.nbytes, const_cast<char*>(target.data)});
+  }
+  if (!std::is_sorted(places.begin(), places.end())) std::sort(places.begin(), places.end());
+  size_t next = 0;
+  for (size_t extent = 0; extent < count; ++extent) {
+    uint64_t at = 0;
+    for (; next < places.size() && places[next].extent == extent; ++next) {
+      if (places[next].offset < at) return false;
+      if (places[next].offset > at) sinks.push_back({nullptr, places[next].offset - at});
+      sinks.push_back({places[next].to, places[next].nbytes});
+      at = places[next].offset + places[next].nbytes;
+    }
+    if (at < sizes[extent]) sinks.push_back({nullptr, sizes[extent] - at});
+  }
+  return true;
 }
 
 }  // namespace tl::python

@@ -20,6 +20,12 @@ Claim make_claim(std::vector<std::shared_ptr<Block>> blocks, uint64_t reads, dou
   return claim;
 }
 
+// Makes the claim that the descriptor names.
+void seal(Engine& engine, Descriptor& descriptor, Claim claim) {
+  descriptor.key = claim.key;
+  descriptor.claim = engine.claim(std::move(claim));
+}
+
 nb::object stored(const Descriptor& descriptor, std::string_view meta) {
   std::string bytes = descriptor.encode();
   return nb::make_tuple(descriptor.claim, nb::bytes(bytes.data(), bytes.size()), nb::bytes(meta.data(), meta.size()));
@@ -43,10 +49,10 @@ std::pair<const char*, uint64_t> span_of(const Packed& packed, const PackedLeaf&
 
 std::shared_ptr<Block> allocate(Engine& engine, uint64_t nbytes, double timeout_s) {
   // First take back what readers have dropped: a warm block is worth far more than the look costs.
-  if (engine.claims().restless()) engine.sweep();
+  if (engine.restless()) engine.sweep();
   std::shared_ptr<Block> block = engine.arena()->allocate(nbytes);
   if (block || nbytes > engine.arena()->budget()) return block;
-  if (!engine.claims().restless()) return nullptr;  // no reader will free anything: waiting could only time out
+  if (!engine.restless()) return nullptr;  // no reader will free anything: waiting could only time out
   Engine::RoomWaiter waiter(engine);
   wait_for(engine, [&] { return engine.sweep(), (block = engine.arena()->allocate(nbytes)) != nullptr; }, deadline_of(timeout_s));
   return block;
@@ -69,7 +75,7 @@ nb::object store(Engine& engine, const Packed& packed, uint64_t reads, double tt
   if (!beside) descriptor.extents.push_back({extent.segment, extent.offset + meta_at, packed.meta.size()});
   descriptor.meta_in_pool = !beside;
   descriptor.counted = reads == 0 ? Descriptor::none : reader ? Descriptor::acknowledge : Descriptor::tell;
-  descriptor.claim = engine.claim(make_claim({std::move(block)}, reads, ttl_s, reader));
+  seal(engine, descriptor, make_claim({std::move(block)}, reads, ttl_s, reader));
   return stored(descriptor, beside ? std::string_view(packed.meta) : std::string_view());
 }
 
@@ -87,7 +93,7 @@ nb::object expose(Engine& engine, uintptr_t address, uint64_t nbytes) {
     copy_bytes(block->data(), data, nbytes);
     descriptor.extents.push_back({block->extent().segment, block->extent().offset, nbytes});
   }
-  descriptor.claim = engine.claim(make_claim({std::move(block)}, 0, 0, 0));
+  seal(engine, descriptor, make_claim({std::move(block)}, 0, 0, 0));
   std::string bytes = descriptor.encode();
   return nb::bytes(bytes.data(), bytes.size());
 }
@@ -110,7 +116,7 @@ nb::object claim_in_place(Engine& engine, const Packed& packed, uint64_t reads, 
   std::string meta = blocks.empty() || blocks.size() > UINT16_MAX ? std::string() : packed.meta_in_place(spans.data(), spans.size());
   if (meta.empty()) return nb::none();
   descriptor.counted = reads > 0 ? Descriptor::tell : Descriptor::none;
-  descriptor.claim = engine.claim(make_claim(std::move(blocks), reads, ttl_s, 0));
+  seal(engine, descriptor, make_claim(std::move(blocks), reads, ttl_s, 0));
   return stored(descriptor, meta);
 }
 

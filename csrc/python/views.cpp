@@ -1,6 +1,9 @@
 #include "python/views.h"
 
 #include "copy.h"
+#include "crc32c.h"
+#include "python/mapped_view.h"
+#include "python/remote_view.h"
 #include "python/wait.h"
 
 namespace nb = nanobind;
@@ -8,16 +11,15 @@ namespace nb = nanobind;
 namespace tl::python {
 
 namespace {
-// Below this a copy is cheaper than a mapped view, and does not pin a block.
-constexpr uint64_t kViewFrom = 64u << 10;
 
 // Runs a plan to its end, or until the flag or the deadline stops it: Fault::cancelled, timeout. Gives up the GIL meanwhile.
-void finish(const FillPlan& plan, const Extent* extents, size_t count, const Stop* stop, int64_t deadline_ns) {
+void finish(const FillPlan& plan, const Extent* extents, size_t count, const Limit& limit) {
   static const std::atomic<bool> never{false};
+  int64_t deadline = deadline_of(limit.timeout_s);
   Outcome outcome;
   {
     nb::gil_scoped_release released;
-    outcome = plan.run(extents, count, stop ? stop->flag : never, deadline_ns == INT64_MAX ? 0 : deadline_ns);
+    outcome = plan.run(extents, count, limit.stop ? limit.stop->flag : never, deadline == INT64_MAX ? 0 : deadline);
   }
   if (outcome == Outcome::stopped) throw Error(Fault::cancelled, "cancelled while the tensors were being filled");
   if (outcome == Outcome::timed_out) throw Error(Fault::timeout, "the deadline passed while the tensors were being filled");
@@ -25,90 +27,61 @@ void finish(const FillPlan& plan, const Extent* extents, size_t count, const Sto
 
 }  // namespace
 
-std::unique_ptr<View> View::open(Engine& engine, std::shared_ptr<Connection> connection, std::string_view bytes, double timeout_s) {
+std::unique_ptr<View> View::open(Engine& engine, const std::shared_ptr<Connection>& connection, std::string_view bytes, double timeout_s) {
   Descriptor descriptor = Descriptor::decode(bytes);
-  auto view = std::make_unique<View>();
-  view->claim_ = descriptor.claim;
-  view->count_ = descriptor.payload_count();
-  view->meta_in_pool_ = descriptor.meta_in_pool;
-  view->counted_ = descriptor.counted;
-  for (size_t i = 0; i < view->count_; ++i) view->nbytes_ += descriptor.extents[i].nbytes;
-  view->connection_ = std::move(connection);
-  Connection& c = *view->connection_;
-  view->lease_ = c.hold(descriptor.claim, std::move(descriptor.extents));
-  int64_t deadline = deadline_of(timeout_s);
-  constexpr int64_t kAskAgain = 100'000'000;
-  while (!view->lease_->ready()) {
-    uint32_t missing = view->lease_->missing();
-    c.note(NoteKind::want, missing);
-    bool refused = false;
-    int64_t until = std::min(deadline, now_ns() + kAskAgain);
-    wait_for(engine, [&] { return view->lease_->ready() || (refused = c.refused_segment(missing)) || c.gone(); }, until);
-    if (view->lease_->ready()) break;
-    if (refused) throw Error(Fault::stale, "the memory that the handle names was given back");
-    if (c.gone()) throw Error(Fault::lost, c.peer.name + " went before its memory was mapped");
-    if (now_ns() >= deadline) throw Error(Fault::timeout, c.peer.name + " did not hand over its memory in time");
+  if (auto tcp = std::dynamic_pointer_cast<TcpConnection>(connection)) return std::make_unique<RemoteView>(engine, tcp, std::move(descriptor));
+  return std::make_unique<MappedView>(engine, std::static_pointer_cast<ShmConnection>(connection), std::move(descriptor), timeout_s);
+}
+
+View::View(const std::shared_ptr<Connection>& connection, Descriptor descriptor) : connection_(connection), descriptor_(std::move(descriptor)) {
+  for (size_t i = 0; i < descriptor_.payload_count(); ++i) nbytes_ += descriptor_.extents[i].nbytes;
+}
+
+void View::verify(const Limit& limit) {
+  if (!descriptor_.checked) return;
+  const std::vector<Extent>& spans = payload(limit);
+  uint32_t crc = 0;
+  {
+    nb::gil_scoped_release released;
+    for (const Extent& span : spans) crc = crc32c(crc, span.data, span.nbytes);
   }
-  return view;
+  if (crc != descriptor_.crc) throw Error(Fault::corrupt, "the bytes that arrived aren't those that were put: their checksum differs");
 }
 
-std::string_view View::meta(std::string_view beside) {
-  if (!meta_in_pool_) return beside;
-  if (meta_.empty()) meta_.assign(lease_->shared(count_), lease_->extent(count_).nbytes);
-  return meta_;
+void View::read() {
+  if (connection_->pid) connection_->counters.bytes_read.fetch_add(nbytes_, std::memory_order_relaxed);
+  if (descriptor_.counted == Descriptor::none) return;
+  connection_->acknowledge(descriptor_);
+  descriptor_.counted = Descriptor::none;
 }
 
-const std::vector<Extent>& View::payload() {
-  if (payload_.size() != count_) {
-    payload_.clear();
-    for (size_t i = 0; i < count_; ++i) payload_.push_back({lease_->shared(i), lease_->extent(i).nbytes});
-  }
-  return payload_;
-}
-
-PyObject* View::unpack(std::string_view meta, PyObject* like, bool copy) { return read(build(meta, like, copy)); }
-
-PyObject* View::read(PyObject* result) {
-  connection_->counters.bytes_read.fetch_add(nbytes_, std::memory_order_relaxed);
-  Descriptor::Count counted = std::exchange(counted_, Descriptor::none);
-  if (counted != Descriptor::none) connection_->acknowledge(claim_);
-  if (counted == Descriptor::tell) connection_->note(NoteKind::kick);
+PyObject* View::fill(std::string_view beside, PyObject* out, const Limit& limit) {
+  verify(limit);
+  const std::vector<Extent>& spans = payload(limit);
+  PyObject* result = fill_from(meta(beside, limit), spans.data(), spans.size(), out, limit);
+  read();
   return result;
 }
 
-PyObject* View::build(std::string_view meta, PyObject* like, bool copy) {
-  uint8_t frameworks = meta_frameworks(meta.data(), meta.size(), like);
-  Memory shared{payload().data(), count_, lease_};
-  if (copy || nbytes_ < kViewFrom) return python::unpack(meta.data(), meta.size(), shared, nullptr, Mode::copy, like);
-  std::vector<Extent> own;
-  constexpr uint8_t kTorch = 2;
-  if (frameworks & kTorch)
-    for (size_t i = 0; i < count_; ++i) own.push_back({lease_->writable(i), lease_->extent(i).nbytes});
-  Memory writable{own.data(), own.size(), lease_};
-  return python::unpack(meta.data(), meta.size(), shared, own.empty() ? nullptr : &writable, Mode::view, like);
+void View::refill(Refill& target, bool through, const Limit& limit) {
+  verify(limit);
+  target.run(payload(limit), through ? limit : Limit{});
+  read();
 }
 
-void View::copy_to(uintptr_t address, const Stop* stop) {
+void View::copy_to(uintptr_t address, const Limit& limit) {
   constexpr uint64_t kPiece = 8u << 20;
-  const std::vector<Extent>& spans = payload();
+  verify(limit);
+  const std::vector<Extent>& spans = payload(limit);
   nb::gil_scoped_release released;
   char* to = reinterpret_cast<char*>(address);
   for (const Extent& span : spans)
     for (uint64_t at = 0; at < span.nbytes; at += kPiece) {
-      if (stop && stop->flag) throw Error(Fault::cancelled, "cancelled while bytes were being copied");
+      if (limit.stop && limit.stop->flag) throw Error(Fault::cancelled, "cancelled while bytes were being copied");
       uint64_t n = std::min(kPiece, span.nbytes - at);
       copy_bytes(to, span.data + at, n);
       to += n;
     }
-}
-
-PyObject* View::fill(std::string_view meta, PyObject* out, const Stop* stop, double timeout_s) {
-  return read(fill_from(meta, payload().data(), count_, out, stop, timeout_s));
-}
-
-void View::refill(Refill& target, const Stop* stop, double timeout_s) {
-  target.run(payload(), stop, timeout_s);
-  read(nullptr);
 }
 
 Refill::Refill(nb::object target) : target_(std::move(target)), packed_(pack(target_.ptr(), true)) {}
@@ -129,15 +102,13 @@ void Refill::prepare(std::string_view meta) {
   packed_ = std::move(packed);
 }
 
-void Refill::run(const std::vector<Extent>& extents, const Stop* stop, double timeout_s) {
-  finish(*plan_, extents.data(), extents.size(), stop, deadline_of(timeout_s));
-}
+void Refill::run(const std::vector<Extent>& extents, const Limit& limit) { finish(*plan_, extents.data(), extents.size(), limit); }
 
-PyObject* fill_from(std::string_view meta, const Extent* extents, size_t count, PyObject* out, const Stop* stop, double timeout_s) {
+PyObject* fill_from(std::string_view meta, const Extent* extents, size_t count, PyObject* out, const Limit& limit) {
   auto target = pack(out, true);
   FillPlan plan(meta.data(), meta.size(), *target);
   if (!plan.differences().empty()) raise("LayoutMismatchError", "out doesn't fit what arrived:\n" + plan.differences());
-  finish(plan, extents, count, stop, deadline_of(timeout_s));
+  finish(plan, extents, count, limit);
   return plan.result();
 }
 

@@ -1,4 +1,4 @@
-// Objects in a peer's pool, opened here under a hold.
+// Objects in a peer's pool, opened here: mapped where its memory can be (mapped_view.h), else brought over (remote_view.h).
 #pragma once
 #include <nanobind/nanobind.h>
 
@@ -8,45 +8,42 @@
 
 namespace tl::python {
 
-// Set by another thread to stop a fill.
-struct Stop {
-  std::atomic<bool> flag{false};
-};
-
 class Refill;
+
+// How long a call may take, and what ends it. Without `stop` and with a negative time it ends only when all is done.
+struct Limit {
+  Stop* stop = nullptr;
+  double timeout_s = -1;
+};
 
 // An object that a peer keeps readable for us, until this and all views built from it are gone.
 class View {
  public:
-  // Takes the hold and waits for the mappings. Throws Fault::stale, lost, timeout.
-  static std::unique_ptr<View> open(Engine& engine, std::shared_ptr<Connection> connection, std::string_view descriptor, double timeout_s);
+  // Throws Fault::stale, lost, timeout.
+  static std::unique_ptr<View> open(Engine& engine, const std::shared_ptr<Connection>& connection, std::string_view descriptor, double timeout_s);
+  virtual ~View() = default;
 
-  // The meta: the one that came beside the descriptor, or a copy of the one in the pool (its owner could still write it).
-  std::string_view meta(std::string_view beside);
   uint64_t nbytes() const { return nbytes_; }
-  // Both count as the one read of this view, once they succeed.
-  PyObject* unpack(std::string_view meta, PyObject* like, bool copy);
-  PyObject* fill(std::string_view meta, PyObject* out, const Stop* stop, double timeout_s);
-  void refill(Refill& target, const Stop* stop, double timeout_s);  // what prepare() of it compared
-  const std::shared_ptr<Connection>& connection() const { return connection_; }
-  // Stops between pieces of 8 MiB: Fault::cancelled, and nothing is written after it returns.
-  void copy_to(uintptr_t address, const Stop* stop);
+  // The meta: the one that came beside the descriptor, or a copy of the one in the pool (its owner could still write it).
+  virtual std::string_view meta(std::string_view beside, const Limit& limit) = 0;
   // Address and size of each extent of the payload, read-only.
-  const std::vector<Extent>& payload();
+  virtual const std::vector<Extent>& payload(const Limit& limit) = 0;
+  // All count as the one read of this view, once they succeed. Throw what opening it may throw.
+  virtual PyObject* unpack(std::string_view beside, PyObject* like, bool copy, const Limit& limit) = 0;
+  virtual PyObject* fill(std::string_view beside, PyObject* out, const Limit& limit);
+  virtual void refill(Refill& target, bool through, const Limit& limit);  // what prepare() of it compared
+  // Throws Fault::cancelled, and nothing is written after it returns.
+  virtual void copy_to(uintptr_t address, const Limit& limit);
 
- private:
-  PyObject* build(std::string_view meta, PyObject* like, bool copy);
-  PyObject* read(PyObject* result);
+ protected:
+  View(const std::shared_ptr<Connection>& connection, Descriptor descriptor);
+  // The payload, checked by its checksum, if it has one.
+  void verify(const Limit& limit);
+  void read();
 
   std::shared_ptr<Connection> connection_;
-  std::shared_ptr<Lease> lease_;
-  ClaimId claim_ = 0;
-  size_t count_ = 0;  // extents of the payload
-  bool meta_in_pool_ = false;
-  Descriptor::Count counted_ = Descriptor::none;  // and not yet acknowledged
+  Descriptor descriptor_;  // `counted`: and not yet acknowledged
   uint64_t nbytes_ = 0;
-  std::vector<Extent> payload_;
-  std::string meta_;
 };
 
 // Fills one object again and again, from objects that mostly have one layout: their trees are compared once.
@@ -58,7 +55,8 @@ class Refill {
   // The next run() copies what `meta` describes. Raises: LayoutMismatchError, TypeError, CorruptTransferError.
   void prepare(std::string_view meta);
   // Without `stop` and with a negative time it ends only when all is copied.
-  void run(const std::vector<Extent>& extents, const Stop* stop, double timeout_s);
+  void run(const std::vector<Extent>& extents, const Limit& limit);
+  const FillPlan& plan() const { return *plan_; }
 
  private:
   nanobind::object target_;
@@ -68,6 +66,6 @@ class Refill {
 };
 
 // Fills `out` from extents; raises LayoutMismatchError, TransferCancelledError, TransferTimeoutError. Nothing is written after it returns.
-PyObject* fill_from(std::string_view meta, const Extent* extents, size_t count, PyObject* out, const Stop* stop, double timeout_s);
+PyObject* fill_from(std::string_view meta, const Extent* extents, size_t count, PyObject* out, const Limit& limit);
 
 }  // namespace tl::python

@@ -234,7 +234,7 @@ class DataContract(Pairs):
         with pytest.raises((CorruptTransferError, StaleRefError)):
             pair.near.fetch([bad], [PAGE])
         with pytest.raises((CorruptTransferError, StaleRefError)):
-            pair.near.map(bad)
+            pair.near.connection.open(bad, 10).addresses()
 
     def test_forged_descriptors(self, pair: Pair) -> None:
         real = pair.far.expose(1, [PAGE])[0]
@@ -307,7 +307,7 @@ class DataContract(Pairs):
         descriptors = pair.far.expose(1, [PAGE])
         pair.far.retract(descriptors)
         with pytest.raises(StaleRefError):
-            pair.near.map(descriptors[0])
+            pair.near.connection.open(descriptors[0], 10).addresses()
 
     def test_a_written_torch_view_stays_private(self, pair: Pair) -> None:
         torch = pytest.importorskip("torch")

@@ -79,14 +79,21 @@ def view_digest(view: View) -> str:
 class Side:
     """One end: a transport over an engine of its own, and what a test does there. Its methods take and return plain values."""
 
-    def __init__(self, transport: str, name: str, incarnation: int, pool_bytes: int = POOL_BYTES) -> None:
+    def __init__(
+        self,
+        transport: str,
+        name: str,
+        incarnation: int,
+        pool_bytes: int = POOL_BYTES,
+        listen: str | None = "127.0.0.1",
+    ) -> None:
         self.peer = PeerId(name, incarnation)
         self._folder = tempfile.mkdtemp(prefix="tl", dir="/tmp")
         key = secrets.token_bytes(16)
         path = f"{self._folder}/engine"
         self.engine = _core.Engine(name, path, key, pool_bytes)
         self.engine.start(incarnation)
-        self.transport = registry.load(transport)(Site(self.engine, path, key, socket.gethostname(), os.getpid()))
+        self.transport = registry.load(transport)(Site(self.engine, path, key, socket.gethostname(), os.getpid(), listen))
         self.connection: Connection
         self._views: dict[int, View] = {}
         self._memory: dict[bytes, Bytes] = {}

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from tensorlink import _core
+from tensorlink.errors import NoPathError
 from tensorlink.types import Buffer, Link, PeerId
 
 
@@ -42,6 +43,10 @@ class Site:
     host: str
     """Identity of the host."""
     pid: int
+    listen: str | None = None
+    """IP address on which a transport may listen for other hosts; None: it may not, since there is no token."""
+    ports: str | None = None
+    """The range that its ports are from, `20000-20100`; None: any."""
 
 
 class Fetch(Protocol):
@@ -74,8 +79,15 @@ class View(Protocol):
     def addresses(self) -> list[tuple[int, int]]:
         """(address, nbytes) of each span; read-only."""
 
-    def unpack(self, meta: bytes, like: str | None, copy: bool = False) -> Any:
-        """The object in it. Raises: CorruptTransferError, TypeError."""
+    def unpack(
+        self,
+        meta: bytes,
+        like: str | None,
+        copy: bool = False,
+        stop: _core.Stop | None = None,
+        timeout_s: float = -1.0,
+    ) -> Any:
+        """The object in it. Raises: CorruptTransferError, TypeError, TransferTimeoutError, TransferCancelledError."""
 
     def fill(self, meta: bytes, out: Any, stop: _core.Stop | None, timeout_s: float) -> Any:
         """Fills the tensors of `out`. Raises: LayoutMismatchError, TransferTimeoutError, TransferCancelledError."""
@@ -124,6 +136,17 @@ class Connection(ABC):
         What the view shows never changes: not by `retract`, not by what the owner does with its memory then, and not by
         the death of the owner. Blocks at most `timeout` seconds. Raises: as `fetch`, and TransferTimeoutError.
         """
+
+    def open(self, descriptor: bytes, timeout: float) -> View:
+        """The exposed memory as it is through a view: in place where it can be mapped, else brought here, into memory of this
+        process, when it is first looked at. Looking then may block, and raises what `fetch` says.
+
+        Blocks at most `timeout` seconds. Raises: as `map`; NoPathError: this transport has no views.
+        """
+        view = self.map(descriptor, timeout)
+        if view is None:
+            raise NoPathError(f"{self.transport} cannot open it", peer=str(self.peer), transport=self.transport)
+        return view
 
     @abstractmethod
     def lane(self) -> _core.Connection | None:

@@ -1,0 +1,143 @@
+#include "python/remote_view.h"
+
+#include "python/store.h"
+#include "python/wait.h"
+
+namespace nb = nanobind;
+
+namespace tl::python {
+
+namespace {
+// Below this the bytes are brought into memory of their own: a block of the pool is worth more.
+constexpr uint64_t kPoolFrom = 64u << 10;
+constexpr uint64_t kAlign = 64;
+
+// In the main thread signals are looked for: Ctrl-C ends the wait.
+void look() {
+  nb::gil_scoped_acquire held;
+  if (PyErr_CheckSignals() != 0) throw nb::python_error();
+}
+
+bool in_main_thread() { return ::syscall(SYS_gettid) == ::getpid(); }
+}  // namespace
+
+RemoteView::RemoteView(Engine& engine, const std::shared_ptr<TcpConnection>& connection, Descriptor descriptor)
+    : View(connection, std::move(descriptor)), engine_(engine), tcp_(connection) {}
+
+void RemoteView::bring(const std::vector<tl::Extent>& extents, const std::vector<Sink>& sinks, const Limit& limit) {
+  Patience patience{deadline_of(limit.timeout_s), limit.stop};
+  if (in_main_thread()) patience.look = look;
+  nb::gil_scoped_release released;
+  tcp_->reads().read(descriptor_, extents, sinks, patience);
+}
+
+std::string_view RemoteView::meta(std::string_view beside, const Limit& limit) {
+  if (!descriptor_.meta_in_pool) return beside;
+  if (!meta_.empty()) return meta_;
+  const tl::Extent& extent = descriptor_.extents.back();
+  constexpr uint64_t kMost = 1u << 30;
+  if (extent.nbytes > kMost) throw Error(Fault::corrupt, "a peer describes an object in more than a GiB");
+  std::string meta(extent.nbytes, '\0');
+  bring({extent}, {{meta.data(), meta.size()}}, limit);
+  return meta_ = std::move(meta);
+}
+
+std::vector<tl::Extent> RemoteView::payload_extents() const {
+  return {descriptor_.extents.begin(), descriptor_.extents.begin() + static_cast<ptrdiff_t>(descriptor_.payload_count())};
+}
+
+void RemoteView::allocate(const Limit& limit) {
+  if (keep_) return;
+  uint64_t total = 0;
+  for (const tl::Extent& extent : payload_extents()) {
+    total = (total + kAlign - 1) / kAlign * kAlign;
+    if (extent.nbytes > engine_.arena()->budget() - std::min(engine_.arena()->budget(), total)) break;
+    total += extent.nbytes;
+  }
+  char* data;
+  if (nbytes_ < kPoolFrom && total < kPoolFrom) {
+    std::shared_ptr<char> own(static_cast<char*>(::operator new(total + kAlign, std::align_val_t{kAlign})),
+                              [](char* p) { ::operator delete(p, std::align_val_t{kAlign}); });
+    data = own.get();
+    keep_ = std::move(own);
+  } else {
+    auto block = nbytes_ > engine_.arena()->budget() ? nullptr : python::allocate(engine_, total, limit.timeout_s < 0 ? 60 : limit.timeout_s);
+    if (!block) throw Error(Fault::no_room, "no room in the pool of this process for the " + std::to_string(nbytes_) + " bytes that are to be read");
+    nb::gil_scoped_release released;
+    engine_.arena()->warm(*block);
+    data = block->data();
+    keep_ = std::move(block);
+  }
+  uint64_t at = 0;
+  payload_.clear();
+  for (const tl::Extent& extent : payload_extents()) {
+    at = (at + kAlign - 1) / kAlign * kAlign;
+    payload_.push_back({data + at, extent.nbytes});
+    at += extent.nbytes;
+  }
+}
+
+const std::vector<Extent>& RemoteView::payload(const Limit& limit) {
+  if (here_) return payload_;
+  allocate(limit);
+  std::vector<Sink> sinks;
+  for (const Extent& span : payload_) sinks.push_back({const_cast<char*>(span.data), span.nbytes});
+  bring(payload_extents(), sinks, limit);
+  here_ = true;
+  try {
+    verify(limit);
+  } catch (const Error&) {  // once more: the fault may have been on the way
+    here_ = false;
+    connection_->counters.retries.fetch_add(1, std::memory_order_relaxed);
+    bring(payload_extents(), sinks, limit);
+    here_ = true;
+    verify(limit);
+  }
+  return payload_;
+}
+
+PyObject* RemoteView::unpack(std::string_view beside, PyObject* like, bool copy, const Limit& limit) {
+  std::string_view meta = this->meta(beside, limit);
+  meta_frameworks(meta.data(), meta.size(), like);
+  payload(limit);
+  Memory memory{payload_.data(), payload_.size(), keep_};
+  bool own = copy || nbytes_ < kPoolFrom;
+  PyObject* result = python::unpack(meta.data(), meta.size(), memory, own ? nullptr : &memory, own ? Mode::copy : Mode::view, like);
+  read();
+  return result;
+}
+
+// Straight into the tensors of a plan, if the layouts allow and nothing is to be checked first.
+bool RemoteView::bring_into(const FillPlan& plan, const Limit& limit) {
+  if (here_ || descriptor_.checked) return false;
+  std::vector<tl::Extent> extents = payload_extents();
+  std::vector<uint64_t> sizes;
+  for (const tl::Extent& extent : extents) sizes.push_back(extent.nbytes);
+  std::vector<Sink> sinks;
+  if (!plan.sinks(sizes.data(), sizes.size(), sinks)) return false;
+  bring(extents, sinks, limit);
+  return true;
+}
+
+PyObject* RemoteView::fill(std::string_view beside, PyObject* out, const Limit& limit) {
+  std::string_view meta = this->meta(beside, limit);
+  auto target = pack(out, true);
+  FillPlan plan(meta.data(), meta.size(), *target);
+  if (!plan.differences().empty()) raise("LayoutMismatchError", "out doesn't fit what arrived:\n" + plan.differences());
+  if (!bring_into(plan, limit)) return View::fill(beside, out, limit);
+  PyObject* result = plan.result();
+  read();
+  return result;
+}
+
+void RemoteView::refill(Refill& target, bool through, const Limit& limit) {
+  if (!through || !bring_into(target.plan(), limit)) return View::refill(target, through, limit);
+  read();
+}
+
+void RemoteView::copy_to(uintptr_t address, const Limit& limit) {
+  if (here_ || descriptor_.checked) return View::copy_to(address, limit);
+  bring(payload_extents(), {{reinterpret_cast<char*>(address), nbytes_}}, limit);
+}
+
+}  // namespace tl::python

@@ -1,0 +1,32 @@
+// An object in the memory of a peer on another host. It is brought into this process when it is first looked at: into
+// the tensors it is for, or else into the pool.
+#pragma once
+#include "python/views.h"
+
+namespace tl::python {
+
+class RemoteView : public View {
+ public:
+  RemoteView(Engine& engine, const std::shared_ptr<TcpConnection>& connection, Descriptor descriptor);
+  std::string_view meta(std::string_view beside, const Limit& limit) override;
+  const std::vector<Extent>& payload(const Limit& limit) override;
+  PyObject* unpack(std::string_view beside, PyObject* like, bool copy, const Limit& limit) override;
+  PyObject* fill(std::string_view beside, PyObject* out, const Limit& limit) override;
+  void refill(Refill& target, bool through, const Limit& limit) override;
+  void copy_to(uintptr_t address, const Limit& limit) override;
+
+ private:
+  void allocate(const Limit& limit);
+  void bring(const std::vector<tl::Extent>& extents, const std::vector<Sink>& sinks, const Limit& limit);
+  bool bring_into(const FillPlan& plan, const Limit& limit);
+  std::vector<tl::Extent> payload_extents() const;
+
+  Engine& engine_;
+  std::shared_ptr<TcpConnection> tcp_;
+  std::shared_ptr<void> keep_;
+  std::vector<Extent> payload_;
+  bool here_ = false;
+  std::string meta_;
+};
+
+}  // namespace tl::python

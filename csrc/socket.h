@@ -1,0 +1,54 @@
+// TCP sockets: addresses, dialling, and reads and writes that end at a deadline or when they are stopped.
+#pragma once
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <functional>
+#include <string>
+
+#include "memory.h"
+#include "stop.h"
+
+namespace tl {
+
+// `host` is a numeric IPv4 or IPv6 address (with a %scope where it is link-local).
+struct Address {
+  std::string host;
+  uint16_t port = 0;
+  std::string text() const { return (host.find(':') == std::string::npos ? host : "[" + host + "]") + ":" + std::to_string(port); }
+};
+
+// How long a thread waits for the other side.
+struct Patience {
+  int64_t deadline_ns;
+  Stop* stop = nullptr;              // ends the wait at once
+  std::function<void()> look = {};   // called every few hundredths of a second and after a signal; throws to end the wait
+  bool stopped() const { return stop && stop->flag; }
+};
+
+// Listens on `host` at a free port, or at the first free one of `first`..`last`. Throws Fault::transport.
+Fd listen_on(const std::string& host, uint16_t first, uint16_t last, uint16_t& port);
+
+// A connected, non-blocking socket, set up as all of ours. Throws Fault::lost: nobody listens there; timeout, cancelled.
+Fd dial(const Address& to, const Patience& patience);
+
+// No delay, and an error within a few seconds from a host that has vanished.
+void set_up_stream(int socket);
+
+// The numeric address of the other end.
+std::string far_end(int socket);
+
+// Until the socket is readable (or writable). Throws Fault::timeout, cancelled.
+void await_readable(int socket, const Patience& patience);
+void await_writable(int socket, const Patience& patience);
+
+// All of it, on a non-blocking socket. Throws Fault::lost: the stream has ended; timeout, cancelled.
+void send_all(int socket, const void* data, size_t nbytes, const Patience& patience);
+void receive_all(int socket, void* data, size_t nbytes, const Patience& patience);
+
+// One non-blocking read or write: bytes, 0: nothing now. Throws Fault::lost: the stream has ended.
+size_t receive_some(int socket, void* data, size_t nbytes);
+size_t receive_some(int socket, const iovec* parts, size_t count);
+size_t send_some(int socket, const iovec* parts, size_t count);
+
+}  // namespace tl

@@ -1,0 +1,192 @@
+#include "tcp_port.h"
+
+#include <sys/epoll.h>
+
+#include <algorithm>
+
+#include "engine.h"
+#include "hmac.h"
+
+namespace tl {
+
+TcpPort::TcpPort(Engine& engine, Key key) : engine_(engine), home_(std::make_shared<Home>()), server_(engine) {
+  contact_.key = key;
+  home_->engine = &engine;
+}
+
+uint16_t TcpPort::listen(const std::string& host, uint16_t first, uint16_t last) {
+  uint16_t port = 0;
+  listener_ = listen_on(host, first, last, port);
+  contact_.at = {host, port};
+  listener_number_ = listener_.get();
+  engine_.watch_fd(listener_.get(), EPOLLIN);
+  return port;
+}
+
+void TcpPort::close() {
+  {
+    std::lock_guard lock(home_->mutex);
+    home_->engine = nullptr;
+  }
+  listener_number_ = -1;
+  listener_.reset();
+  pending_.clear();
+  server_.close();
+}
+
+// ----- accepting
+
+bool TcpPort::on_event(int fd, uint32_t events) {
+  if (fd == listener_number_) return accept_all(), true;
+  if (pending_.count(fd)) return on_hello(fd), true;
+  return server_.on_event(fd, events);
+}
+
+void TcpPort::accept_all() {
+  constexpr int kMost = 64;  // then others have their turn
+  for (int i = 0; i < kMost; ++i) {
+    Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket) return;
+    set_up_stream(socket.get());
+    while (pending_.size() >= kMaxPending && !order_.empty()) {  // whoever greets at once is never the oldest
+      auto oldest = pending_.find(order_.front());
+      order_.pop_front();
+      if (oldest == pending_.end()) continue;
+      refuse(oldest->second.from, "it said nothing while others came");
+      pending_.erase(oldest);
+    }
+    int fd = socket.get();
+    Pending pending{std::move(socket), {}, {}, far_end(fd), now_ns() + kHandshakeTimeout};
+    random_bytes(pending.nonce.data(), pending.nonce.size());
+    std::string text = challenge(pending.nonce);
+    iovec part{text.data(), text.size()};
+    try {
+      if (send_some(fd, &part, 1) != text.size()) continue;
+    } catch (const Error&) {
+      continue;
+    }
+    engine_.watch_fd(fd, EPOLLIN);
+    pending_[fd] = std::move(pending);
+    order_.push_back(fd);
+  }
+}
+
+void TcpPort::on_hello(int fd) {
+  Pending& pending = pending_[fd];
+  std::string why;
+  try {
+    size_t size = hello_size(pending.in);
+    for (;;) {
+      char bytes[4096];
+      size_t n = receive_some(fd, bytes, std::min(sizeof bytes, size - pending.in.size()));
+      if (n == 0) return;
+      pending.in.append(bytes, n);
+      if (pending.in.size() < size) continue;
+      size_t more = hello_size(pending.in);
+      if (more == size) break;
+      size = more;
+    }
+    Heard heard = hear(pending.in, pending.nonce, contact_.key);
+    Pending taken = std::move(pending);
+    pending_.erase(fd);
+    engine_.unwatch_fd(fd);
+    return welcome(std::move(taken), heard);
+  } catch (const Error& error) {
+    why = error.what();
+  }
+  refuse(pending.from, why);
+  pending_.erase(fd);
+}
+
+void TcpPort::welcome(Pending pending, const Heard& heard) {
+  const Greeting& greeting = heard.greeting;
+  std::string refusal;
+  if (greeting.to.name != engine_.name() || greeting.to.incarnation != engine_.incarnation()) refusal = "restarted";
+  if (greeting.role != Role::lane && greeting.role != Role::reads) refusal = "the peer speaks another version of the protocol";
+  uint64_t received = engine_.inbox().received(engine_.inbox().source(greeting.from.name), greeting.from.incarnation);
+  std::string text = answer(heard, pending.nonce, contact_.key, refusal, received);
+  iovec part{text.data(), text.size()};
+  try {
+    if (send_some(pending.socket.get(), &part, 1) != text.size() || !refusal.empty()) return;
+    if (greeting.role == Role::reads) return server_.adopt(std::move(pending.socket), greeting.from);
+    auto connection = make(std::move(pending.socket), false, greeting.from, greeting.contact, 0);
+    add(connection);
+    engine_.each_published([&](const std::string& name, const Notice& notice) { connection->published(name, notice); });
+    engine_.ring();
+  } catch (const Error&) {  // it has gone, or has restarted since
+  }
+}
+
+void TcpPort::refuse(const std::string& from, const std::string& why) {
+  std::lock_guard lock(refusals_mutex_);
+  if (refusals_.size() < kMaxRefusals) refusals_.push_back(from + ": " + why);
+}
+
+std::vector<std::string> TcpPort::take_refusals() {
+  std::lock_guard lock(refusals_mutex_);
+  return std::exchange(refusals_, {});
+}
+
+// ----- connections
+
+std::shared_ptr<TcpConnection> TcpPort::make(Fd socket, bool dialled, const Identity& peer, const Contact& contact, uint64_t received) {
+  TcpConnection::Parts parts;
+  parts.socket = std::move(socket);
+  parts.dialled = dialled;
+  parts.greeting = {Role::reads, {engine_.name(), engine_.incarnation()}, peer, contact_};
+  parts.contact = contact;
+  parts.received = received;
+  parts.home = home_;
+  return std::make_shared<TcpConnection>(engine_.next_serial(), peer, std::move(parts), engine_.outbound(peer));
+}
+
+void TcpPort::add(const std::shared_ptr<TcpConnection>& connection) {
+  engine_.add(connection, *this, {{connection->socket(), connection->events()}});
+}
+
+std::shared_ptr<Connection> TcpPort::connect(const Contact& to, const Identity& peer, const Patience& patience) {
+  Session session = greet(to, {Role::lane, {engine_.name(), engine_.incarnation()}, peer, contact_}, patience);
+  auto connection = make(std::move(session.socket), true, peer, to, session.received);
+  add(connection);
+  return connection;
+}
+
+void TcpPort::on_connection(const std::shared_ptr<Connection>& any, int, uint32_t events) {
+  auto connection = std::static_pointer_cast<TcpConnection>(any);
+  if (events & EPOLLOUT) connection->on_writable();
+  bool over = events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR);
+  if (!over && connection->polled() && engine_.polled_since(now_ns() - kUnattended)) {
+    connection->attend(false);  // a thread is at it: this one would only get in its way
+    unattended_.insert(connection);
+    return;
+  }
+  if (events & EPOLLIN) engine_.pump(true);
+  if (over || !connection->up()) engine_.lose_lane(connection);
+}
+
+int64_t TcpPort::on_tick(int64_t now) {
+  for (auto it = pending_.begin(); it != pending_.end();) {
+    bool late = it->second.deadline_ns < now;
+    if (late) refuse(it->second.from, "it said nothing for too long");
+    it = late ? pending_.erase(it) : std::next(it);
+  }
+  while (!order_.empty() && !pending_.count(order_.front())) order_.pop_front();
+  bool polled = !unattended_.empty() && engine_.polled_since(now - kUnattended);
+  for (auto it = unattended_.begin(); it != unattended_.end();) {
+    auto connection = it->lock();
+    if (connection && polled && !connection->attended()) {
+      ++it;
+      continue;
+    }
+    if (connection) connection->attend(true);
+    it = unattended_.erase(it);
+  }
+  int64_t due = std::min(server_.on_tick(now), unattended_.empty() ? INT64_MAX : now + kUnattended);
+  if (now >= report_due_) {
+    report_due_ = now + kReport;
+    for (auto& connection : engine_.connections()) connection->report();
+  }
+  return std::min({due, pending_.empty() ? INT64_MAX : now + kHandshakeTimeout / 10});
+}
+
+}  // namespace tl

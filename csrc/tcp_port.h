@@ -1,0 +1,63 @@
+// Where peers on other hosts connect: a TCP listener that each must show, by handshake.h, that it knows the key.
+#pragma once
+#include <deque>
+#include <map>
+#include <set>
+
+#include "port.h"
+#include "read_server.h"
+#include "tcp_connection.h"
+
+namespace tl {
+
+class TcpPort : public Port {
+ public:
+  TcpPort(Engine& engine, Key key);
+
+  // Any thread; once. `first`..`last`: the ports to try, 0: any. Returns the port. Throws Fault::transport.
+  uint16_t listen(const std::string& host, uint16_t first, uint16_t last);
+  // Any thread. Blocks. Throws Fault::lost, refused, timeout, cancelled.
+  std::shared_ptr<Connection> connect(const Contact& to, const Identity& peer, const Patience& patience);
+  // What was turned away since the last call, in words. Any thread.
+  std::vector<std::string> take_refusals();
+  ReadServer& server() { return server_; }
+
+  void start() override {}
+  bool on_event(int fd, uint32_t events) override;
+  void on_connection(const std::shared_ptr<Connection>& connection, int fd, uint32_t events) override;
+  int64_t on_tick(int64_t now) override;
+  void close() override;
+
+ private:
+  struct Pending {  // accepted, and the handshake isn't over
+    Fd socket;
+    Nonce nonce;
+    std::string in, from;
+    int64_t deadline_ns;
+  };
+  static constexpr int64_t kHandshakeTimeout = 5'000'000'000;
+  static constexpr size_t kMaxPending = 256, kMaxRefusals = 4096;
+  static constexpr int64_t kUnattended = 1'000'000, kReport = 50'000'000;
+
+  void accept_all();
+  void on_hello(int fd);
+  void welcome(Pending pending, const Heard& heard);
+  void refuse(const std::string& from, const std::string& why);
+  std::shared_ptr<TcpConnection> make(Fd socket, bool dialled, const Identity& peer, const Contact& contact, uint64_t received);
+  void add(const std::shared_ptr<TcpConnection>& connection);
+
+  Engine& engine_;
+  Contact contact_;  // ours
+  Fd listener_;
+  std::atomic<int> listener_number_{-1};
+  std::shared_ptr<Home> home_;
+  ReadServer server_;
+  std::map<int, Pending> pending_;
+  std::deque<int> order_;                          // of pending_, the oldest first
+  std::set<std::weak_ptr<TcpConnection>, std::owner_less<>> unattended_;
+  int64_t report_due_ = 0;
+  std::mutex refusals_mutex_;
+  std::vector<std::string> refusals_;
+};
+
+}  // namespace tl
