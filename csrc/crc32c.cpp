@@ -64,8 +64,8 @@ constexpr Table kTable = make_table();
 uint32_t raw_table(uint32_t crc, const uint8_t* p, size_t n) {
   for (; n >= 8; p += 8, n -= 8) {
     const uint64_t word = load8(p) ^ crc;
-    crc = 0;
-    for (int k = 0; k < 8; ++k) crc ^= kTable[7 - k][word >> 8 * k & 255];
+    crc = kTable[7][word & 255] ^ kTable[6][word >> 8 & 255] ^ kTable[5][word >> 16 & 255] ^ kTable[4][word >> 24 & 255] ^
+          kTable[3][word >> 32 & 255] ^ kTable[2][word >> 40 & 255] ^ kTable[1][word >> 48 & 255] ^ kTable[0][word >> 56];
   }
   for (; n; --n) crc = crc >> 8 ^ kTable[0][(crc ^ *p++) & 255];
   return crc;
@@ -152,33 +152,64 @@ TL_WITH_CRC uint32_t raw_instruction(uint32_t crc, const uint8_t* p, size_t n) {
 
 #define TL_WITH_FOLD __attribute__((target("avx2,sse4.2,pclmul,vpclmulqdq")))
 
-// What moves 128 bits on by `nbits`: for the half with the higher powers, which lies lower, and for the other. A product of two
-// words of 64 bits stands for theirs times x.
-constexpr int64_t by(uint64_t nbits) { return static_cast<int64_t>(uint64_t{x_to(nbits - 1)} << 32); }
-
 TL_WITH_FOLD inline __m256i fold(__m256i x, __m256i factors, __m256i next) {
   const __m256i low = _mm256_clmulepi64_epi128(x, factors, 0x00), high = _mm256_clmulepi64_epi128(x, factors, 0x11);
   return _mm256_xor_si256(_mm256_xor_si256(low, next), high);
 }
 
+// What moves 128 bits on by `nbits`: for the half with the higher powers, which lies lower, and for the other. A product of two
+// words of 64 bits, read as 128, stands for theirs times x.
+template <uint64_t nbits>
+TL_WITH_FOLD inline __m256i factors() {
+  constexpr uint64_t low = uint64_t{x_to(nbits + 63)} << 32, high = uint64_t{x_to(nbits - 1)} << 32;
+  return _mm256_set_epi64x(high, low, high, low);
+}
+
+// The register after 32 bytes with the remainder x.
+TL_WITH_FOLD inline uint32_t register_of(__m256i x) {
+  uint32_t crc = step8(0, static_cast<uint64_t>(_mm256_extract_epi64(x, 0)));
+  crc = step8(crc, static_cast<uint64_t>(_mm256_extract_epi64(x, 1)));
+  crc = step8(crc, static_cast<uint64_t>(_mm256_extract_epi64(x, 2)));
+  return step8(crc, static_cast<uint64_t>(_mm256_extract_epi64(x, 3)));
+}
+
 TL_WITH_FOLD inline __m256i load32(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 
+// One block: `rounds` times 128 bytes that are folded, then three streams of `rounds` times 40 bytes that go by the instruction,
+// both at once, since they keep different parts of the processor busy.
+template <size_t rounds>
+TL_WITH_FOLD uint32_t raw_mixed(uint32_t crc, const uint8_t*& p, size_t& n) {
+  constexpr size_t folded = 128 * rounds, length = 40 * rounds, block = folded + 3 * length;
+  constexpr uint32_t once = x_to(8 * length - 33), twice = x_to(16 * length - 33), thrice = x_to(24 * length - 33);
+  const __m256i far = factors<8 * 128>(), near = factors<8 * 32>();
+  for (; n >= block; p += block, n -= block) {
+    const uint8_t *q = p, *s = p + folded;
+    __m256i w = _mm256_xor_si256(load32(q), _mm256_zextsi128_si256(_mm_cvtsi32_si128(static_cast<int>(crc))));
+    __m256i x = load32(q + 32), y = load32(q + 64), z = load32(q + 96);
+    uint32_t a = 0, b = 0, c = 0;
+    for (size_t round = 1;; ++round) {
+      for (int i = 0; i < 40; i += 8) {
+        a = step8(a, load8(s + i));
+        b = step8(b, load8(s + i + length));
+        c = step8(c, load8(s + i + 2 * length));
+      }
+      if (round == rounds) break;
+      q += 128, s += 40;
+      w = fold(w, far, load32(q));
+      x = fold(x, far, load32(q + 32));
+      y = fold(y, far, load32(q + 64));
+      z = fold(z, far, load32(q + 96));
+    }
+    crc = register_of(fold(fold(fold(w, near, x), near, y), near, z));
+    crc = c ^ step8(0, carryless(crc, thrice) ^ carryless(a, twice) ^ carryless(b, once));
+  }
+  return crc;
+}
+
 TL_WITH_FOLD uint32_t raw_fold(uint32_t crc, const uint8_t* p, size_t n) {
-  constexpr int width = 8, nbytes = 32 * width;
-  if (n < 2 * nbytes) return raw_instruction(crc, p, n);
-  const __m256i far = _mm256_set_epi64x(by(8 * nbytes), by(8 * nbytes + 64), by(8 * nbytes), by(8 * nbytes + 64));
-  const __m256i near = _mm256_set_epi64x(by(256), by(256 + 64), by(256), by(256 + 64));
-  __m256i part[width];
-  for (int i = 0; i < width; ++i) part[i] = load32(p + 32 * i);
-  part[0] = _mm256_xor_si256(part[0], _mm256_zextsi128_si256(_mm_cvtsi32_si128(static_cast<int>(crc))));
-  for (p += nbytes, n -= nbytes; n >= nbytes; p += nbytes, n -= nbytes)
-    for (int i = 0; i < width; ++i) part[i] = fold(part[i], far, load32(p + 32 * i));
-  __m256i x = part[0];
-  for (int i = 1; i < width; ++i) x = fold(x, near, part[i]);
-  for (; n >= 32; p += 32, n -= 32) x = fold(x, near, load32(p));
-  alignas(32) uint8_t rest[32];  // a message with the same remainder as all that was read
-  _mm256_store_si256(reinterpret_cast<__m256i*>(rest), x);
-  return raw_instruction(raw_instruction(0, rest, sizeof rest), p, n);
+  crc = raw_mixed<64>(crc, p, n);
+  crc = raw_mixed<8>(crc, p, n);
+  return raw_instruction(crc, p, n);
 }
 
 #endif

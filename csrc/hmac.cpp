@@ -101,7 +101,8 @@ struct RandomPage {
   static RandomPage* make() {
     void* page = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (page == MAP_FAILED) return nullptr;
-    if (madvise(page, kPage, MADV_WIPEONFORK) == 0) return new (page) RandomPage;
+    // An emulator that says yes to anything doesn't do it.
+    if (madvise(page, kPage, MADV_WIPEONFORK) == 0 && madvise(page, kPage, -1) != 0) return new (page) RandomPage;
     munmap(page, kPage);
     return nullptr;
   }
