@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tensorlink import _core
 
-BYTES = st.binary(max_size=3000)
+BYTES = st.binary(max_size=1500)
 
 
 def crc_of(data: bytes, crc: int = 0) -> int:
