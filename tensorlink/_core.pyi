@@ -61,6 +61,19 @@ def meta_frameworks(meta: bytes, like: object | None = None) -> int:
 def torch_by_attributes(only: bool) -> None:
     """For tests: as with a torch that has no C exchange API."""
 
+def crc32c(address: int, nbytes: int, crc: int = 0) -> int:
+    """
+    The checksum of `nbytes` of memory at `address` after the bytes that `crc` is the checksum of.
+    """
+
+def crc32c_combine(first: int, second: int, nbytes: int) -> int:
+    """
+    The checksum of two parts in a row from theirs; `nbytes` is the length of the second.
+    """
+
+def hmac_sha256(key: bytes, message: bytes) -> bytes:
+    """HMAC-SHA-256 (RFC 2104), 32 bytes."""
+
 EAGER_LIMIT: int = 32768
 
 ANY_SOURCE: int = 4294967295

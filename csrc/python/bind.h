@@ -5,6 +5,7 @@
 namespace tl::python {
 
 void bind_codec(nanobind::module_& module);   // objects <-> meta and payload
+void bind_digest(nanobind::module_& module);  // checksums and authentication
 void bind_engine(nanobind::module_& module);  // pool, connections, messages
 
 }  // namespace tl::python

@@ -32,6 +32,8 @@ void holds_tests();
 void board_tests();
 void inbox_tests();
 void segments_tests();
+void hmac_tests();
+void crc32c_tests();
 
 // Source: Marsaglia, "Xorshift RNGs", 2003.
 class Random {
