@@ -9,6 +9,8 @@ A transport is tested by a subclass of `TransportContract` that says how connect
         def make_pairs(cls) -> PairMaker:
             return TwoProcesses("mine")
 
+`tensorlink.testing.faults` has a relay that hurts the connections which pass through it.
+
 Needs pytest, numpy and hypothesis.
 """
 
