@@ -38,7 +38,7 @@ int64_t Heartbeat::tick(int64_t now) {
   }
   if (state_ == State::rejected) return std::numeric_limits<int64_t>::max();
   Sent sent = socket_ || connect(now) ? beat() : Sent::no;
-  if (sent == Sent::yes) state_ = State::beating;
+  if (sent == Sent::yes && !tcp_) state_ = State::beating;  // over TCP only an answer shows it
   if (sent == Sent::later) due_ns_ -= interval_ns_ * 3 / 4;
   if (sent == Sent::no) {
     socket_.reset();
@@ -89,6 +89,7 @@ bool Heartbeat::read_answers(int64_t now) {
       state_ = State::rejected;
       return false;
     }
+    state_ = State::beating;
   }
 }
 

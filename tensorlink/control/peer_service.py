@@ -129,9 +129,8 @@ class PeerServer(pb_grpc.PeerServiceServicer):
         try:
             self._listen(listen, ports)
         except BaseException:
-            self._server.stop(None).wait(_STOP_S)
-            self._pool.shutdown()
-            runtime_dir.remove(self._path)
+            self._server.start()  # gRPC never frees a server that was not started
+            self.close()
             raise
         self._server.start()
 

@@ -31,7 +31,7 @@ OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 5000),  # how long one attempt to connect may take: a lost packet costs a second
     ("grpc.max_reconnect_backoff_ms", 1000),
     # While a call or a watch is open, a host that vanished is noticed this soon, whatever the deadline is.
     ("grpc.keepalive_time_ms", 10_000),
