@@ -8,6 +8,8 @@
 
 namespace tl {
 
+constexpr int kSilentBeats = 5;  // the time of a lease
+
 void Heartbeat::configure(std::string address, Key key, int64_t interval_ns) {
   std::lock_guard lock(mutex_);
   address_ = std::move(address);
@@ -30,19 +32,27 @@ int64_t Heartbeat::tick(int64_t now) {
   if (state == State::idle || state == State::rejected) return std::numeric_limits<int64_t>::max();
   if (now < due_ns_) return due_ns_;
   due_ns_ = now + interval_ns_;
-  if (socket_ && !read_answers()) socket_.reset();
+  if (socket_ && (!read_answers(now) || silent(now))) {
+    socket_.reset();
+    if (state_ != State::rejected) state_ = State::unreachable;
+  }
   if (state_ == State::rejected) return std::numeric_limits<int64_t>::max();
-  if ((socket_ || connect()) && beat()) {
-    state_ = State::beating;
-  } else {
+  Sent sent = socket_ || connect(now) ? beat() : Sent::no;
+  if (sent == Sent::yes && !tcp_) state_ = State::beating;  // over TCP only an answer shows it
+  if (sent == Sent::later) due_ns_ -= interval_ns_ * 3 / 4;
+  if (sent == Sent::no) {
     socket_.reset();
     state_ = State::unreachable;
   }
   return due_ns_;
 }
 
-bool Heartbeat::connect() {
-  if (address_.rfind("unix:", 0) == 0) {
+bool Heartbeat::silent(int64_t now) const { return tcp_ && now - heard_ns_ > kSilentBeats * interval_ns_; }
+
+bool Heartbeat::connect(int64_t now) {
+  heard_ns_ = now;
+  tcp_ = address_.rfind("unix:", 0) != 0;
+  if (!tcp_) {
     sockaddr_un address = unix_address(address_.substr(5));
     socket_ = Fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     return socket_ && ::connect(socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
@@ -61,25 +71,25 @@ bool Heartbeat::connect() {
   return started;
 }
 
-bool Heartbeat::beat() {
+Heartbeat::Sent Heartbeat::beat() {
   ssize_t n = ::send(socket_.get(), key_.data(), key_.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-  if (n < 0 && (errno == EAGAIN || errno == ENOTCONN || errno == EINPROGRESS)) {
-    due_ns_ -= interval_ns_ * 3 / 4;  // a TCP connection that still opens, or a full buffer: soon again
-    return true;
-  }
-  return n == static_cast<ssize_t>(key_.size());
+  // A TCP connection that still opens, or a full buffer.
+  if (n < 0 && (errno == EAGAIN || errno == ENOTCONN || errno == EINPROGRESS)) return Sent::later;
+  return n == static_cast<ssize_t>(key_.size()) ? Sent::yes : Sent::no;
 }
 
-bool Heartbeat::read_answers() {
+bool Heartbeat::read_answers(int64_t now) {
   uint8_t answers[64];
   for (;;) {
     ssize_t n = ::recv(socket_.get(), answers, sizeof answers, MSG_DONTWAIT);
     if (n == 0) return false;
     if (n < 0) return errno == EAGAIN || errno == EINTR || errno == ENOTCONN;
+    heard_ns_ = now;
     if (std::find(answers, answers + n, uint8_t{1}) != answers + n) {
       state_ = State::rejected;
       return false;
     }
+    state_ = State::beating;
   }
 }
 

@@ -23,6 +23,7 @@ from tensorlink.control import (
     PeerServer,
     engine_socket,
     host_identity,
+    listen_address,
 )
 from tensorlink.errors import ClosedError, NameInUseError, PoolExhaustedError, TensorLinkError
 from tensorlink.hooks import Hooks
@@ -59,11 +60,14 @@ class Endpoint:
         os.register_at_fork(after_in_child=lambda: (on_fork() or _nothing)())
         self._closing = threading.Lock()
         self._hooks = Hooks()
+        listen = listen_address(settings)
         path = str(engine_socket())
         key = secrets.token_bytes(16)
         self._engine = _core.Engine(name, path, key, settings.pool_bytes)
         try:
-            self._server = PeerServer(_Handlers(self), name=name, token=settings.token)
+            self._server = PeerServer(
+                _Handlers(self), name=name, token=settings.token, listen=listen, ports=settings.ports
+            )
             self._control = ControlClient(
                 settings,
                 name=name,
@@ -72,11 +76,14 @@ class Endpoint:
                 on_joined=self._on_joined,
                 on_failed=self._on_failed,
             )
-            self._links = Links(settings, Site(self._engine, path, key, host_identity(), os.getpid()), self._control)
+            site = Site(self._engine, path, key, host_identity(), os.getpid(), listen, settings.ports)
+            self._links = Links(settings, site, self._control)
             self._messages = Messages(self._engine, self._links, self._control, self._exhausted, self._report)
             self._objects = Objects(self._engine, self._links, self._server.address, self._exhausted, self._report)
         except BaseException:
             self._engine.close()
+            if hasattr(self, "_server"):
+                self._server.close()
             raise
         self._services: set[str] = set()
         self._serving = threading.Lock()

@@ -126,8 +126,10 @@ class Links:
             self._drop(peer.name)
             return self._connect(peer, address, deadline)
 
-    def lost(self, peer: PeerId, transport: str | None = None, phase: str | None = None) -> PeerLostError:
-        """The error that says what became of an incarnation: restarted, or just gone."""
+    def lost(
+        self, peer: PeerId, transport: str | None = None, phase: str | None = None, why: PeerLostError | None = None
+    ) -> PeerLostError:
+        """The error that says what became of an incarnation: restarted, or just gone; `why` is what was seen of that."""
         if self._control.last_incarnation(peer.name) > peer.incarnation:
             return PeerRestartedError(
                 f"{peer.name} has restarted",
@@ -137,11 +139,11 @@ class Links:
                 hint="Get a new handle from it, or send again: its name now means the new process",
             )
         return PeerLostError(
-            f"{peer.name} has gone",
+            f"{peer.name} has gone" + (f" or is out of reach: {why.message}" if why else ""),
             peer=str(peer),
             transport=transport,
             phase=phase,
-            hint="It works again under its name once it is restarted",
+            hint=(why and why.hint) or "It works again under its name once it is restarted",
         )
 
     def drop(self, peer: PeerId) -> None:
@@ -202,7 +204,7 @@ class Links:
             client.close()
             if isinstance(error, PeerRestartedError):
                 raise
-            raise self.lost(peer, phase=error.phase) from error
+            raise self.lost(peer, phase=error.phase, why=error) from error
         except BaseException:
             client.close()
             raise

@@ -11,7 +11,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from tensorlink import network
+
 ENV_PREFIX = "TENSORLINK_"
+INTERFACE = re.compile(r"[^\s/:,]{1,15}")
 NAMESPACE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 
 
@@ -64,6 +67,11 @@ class Settings:
 
     coordinator: str | None = None
     """`HOST:PORT` or `unix:PATH` of the coordinator; None: the one of this user and namespace on this host."""
+    interface: str | None = None
+    """Where other hosts reach this peer: the name of a network interface, `eth0`, or an IP address of this host. None:
+    the address from which it reaches its coordinator. Peers listen for other hosts only where there is a token."""
+    ports: str | None = None
+    """Ports of all TCP listeners of this process, `20000-20100`; None: any that are free."""
     transports: str | None = None
     """Allowed transports, `shm,local`, or forbidden ones, `^shm`; None: all that are installed."""
     token: str | None = field(default=None, repr=False)
@@ -111,10 +119,25 @@ class Settings:
             raise ValueError(f"control must be 'auto' or 'grpc', not {self.control!r}")
         if self.log.upper() not in logging.getLevelNamesMapping():
             raise ValueError(f"log must name a level such as 'INFO', not {self.log!r}")
+        self._check_network()
         if not NAMESPACE.fullmatch(self.namespace):  # becomes part of a path
             raise ValueError(
                 f"namespace must be 1 to 64 letters, digits, '-', '_' or '.', not '.' first, not {self.namespace!r}"
             )
+
+    def _check_network(self) -> None:
+        """Raises: ValueError: `coordinator`, `interface` or `ports` is none."""
+        if self.coordinator is not None and not self.coordinator.startswith("unix:"):
+            try:
+                network.split_address(self.coordinator)
+            except ValueError as error:
+                raise ValueError(f"coordinator must be HOST:PORT or unix:PATH: {error}") from None
+        network.port_range(self.ports)
+        named = self.interface
+        if named is not None and not (network.is_ip(named) or INTERFACE.fullmatch(named)):
+            raise ValueError(f"interface must be a network interface such as eth0, or an IP address, not {named!r}")
+        if named is not None and network.is_wildcard(named):
+            raise ValueError(f"interface must be one that others can name, not {named!r}")
 
     def check_transports(self, installed: Collection[str]) -> None:
         """Raises: ValueError: the setting `transports` names one that isn't installed."""

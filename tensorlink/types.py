@@ -98,7 +98,7 @@ class TensorRef:
     id: int
     owner: PeerId
     address: str
-    """gRPC target of the owner, so that `get` needs no coordinator."""
+    """gRPC targets of the owner, the nearest first and with commas between them, so that `get` needs no coordinator."""
     nbytes: int
     layout: Layout | None
     """Layout of the one tensor; None for a tree."""

@@ -33,6 +33,8 @@ def test_defaults() -> None:
         ("TENSORLINK_LEASE_S", "1", "lease_s", 1.0),
         ("TENSORLINK_CONTROL", "grpc", "control", "grpc"),
         ("TENSORLINK_LOG", "debug", "log", "debug"),
+        ("TENSORLINK_INTERFACE", "fe80::1%eth0", "interface", "fe80::1%eth0"),
+        ("TENSORLINK_PORTS", "20000-20100", "ports", "20000-20100"),
     ],
 )
 def test_environment(variable: str, text: str, name: str, value: object) -> None:
@@ -42,6 +44,7 @@ def test_environment(variable: str, text: str, name: str, value: object) -> None
 
 def test_every_field_is_read_from_the_environment() -> None:
     texts = {"timeout": "1", "lease_s": "1", "pool_bytes": "1", "control": "grpc", "log": "INFO"}
+    texts |= {"coordinator": "x:1", "ports": "1-2"}
     env = {f"TENSORLINK_{spec.name.upper()}": texts.get(spec.name, "x") for spec in fields(Settings)}
     default, loaded = Settings(), Settings.load(env)
     assert [spec.name for spec in fields(Settings) if getattr(loaded, spec.name) == getattr(default, spec.name)] == []
@@ -78,6 +81,16 @@ def test_unparsable_variable_is_named(variable: str, text: str) -> None:
         {"pool_bytes": 0},
         {"control": "carrier pigeon"},
         {"log": "LOUD"},
+        {"coordinator": "host"},
+        {"coordinator": "::1:4000"},
+        {"coordinator": "host:65536"},
+        {"interface": "eth 0"},
+        {"interface": "an-interface-name-too-long"},
+        {"interface": "0.0.0.0"},
+        {"ports": "20000"},
+        {"ports": "0-10"},
+        {"ports": "20-10"},
+        {"ports": "20000-65536"},
         {"namespace": ""},
         {"namespace": ".."},
         {"namespace": "a/b"},

@@ -55,7 +55,7 @@ def test_handle_of_one_tensor_is_small() -> None:
     ref = TensorRef(
         id=2**64 - 1,
         owner=PeerId("n" * 100, 2**63),
-        address="unix:" + "p" * 107,
+        address="unix:" + "p" * 107 + ",[fe80::1234:5678:9abc:def0%interface-name-15]:65535",
         nbytes=MAX_NBYTES,
         layout=Layout((2**20,) * 8, "float8_e4m3fnuz", 1),
         meta=b"m" * 200,

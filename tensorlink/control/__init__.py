@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tensorlink.control.addresses import listen_address
     from tensorlink.control.client import ControlClient
     from tensorlink.control.link import Membership, list_peers
     from tensorlink.control.mailbox import Mailbox
@@ -33,6 +34,7 @@ _HOMES = {
     "engine_socket": "runtime_dir",
     "host_identity": "runtime_dir",
     "list_peers": "link",
+    "listen_address": "addresses",
     "serve": "standalone",
 }
 
@@ -48,6 +50,7 @@ __all__ = [
     "engine_socket",
     "host_identity",
     "list_peers",
+    "listen_address",
     "serve",
 ]
 

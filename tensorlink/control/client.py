@@ -25,6 +25,7 @@ log = logging.getLogger("tensorlink.control")
 
 _LEAVE_S = 1.0
 _JOIN_TRY_S = 30.0
+_HEARTBEAT_TRY_S = 5.0
 _CLOSE_S = 2.0
 _MIN_GRACE_S = 2.0
 _BACKOFF_S = (0.02, 1.0)
@@ -260,7 +261,7 @@ class ControlClient:
             peer.MergeFrom(self._self)
             request = pb.JoinRequest(version=wire.VERSION, peer=peer, nonce=self._nonce, known=known)
             reply = link.call("Join", request, timeout=max(deadline - time.monotonic(), 0.1), phase="join")
-            membership = link.membership(reply)
+            membership = link.membership(reply, min(max(deadline - time.monotonic(), 0.1), _HEARTBEAT_TRY_S))
         except TensorLinkError:
             self._drop(link)
             raise

@@ -21,9 +21,10 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
+from tensorlink import network
+from tensorlink.control import addresses, runtime_dir, wire
 from tensorlink.control import control_pb2 as pb
 from tensorlink.control import control_pb2_grpc as pb_grpc
-from tensorlink.control import runtime_dir, wire
 from tensorlink.control.heartbeat import HeartbeatServer
 from tensorlink.control.membership import KEY_BYTES, MAX_INCARNATION, Change, Lease, Membership
 from tensorlink.errors import AuthenticationError, PeerLostError, PeerUnknownError, TensorLinkError, TransportError
@@ -103,15 +104,20 @@ class Coordinator(pb_grpc.CoordinatorServicer):
         self._heartbeat_address = await self._heartbeats.listen_unix(beats)
         # Bound under another name and renamed: at `path` there is never a socket that refuses.
         private = runtime_dir.private_socket(path.parent, "c")
-        await self._start(wire.unix_target(private))
+        server = self._make_server()
+        try:
+            server.add_insecure_port(wire.unix_target(private))
+        except RuntimeError as error:
+            raise TransportError(f"cannot listen on {private}: {error}", phase="listen") from None
+        await self._start(server)
         if path.is_dir():
             runtime_dir.remove(path)
         os.replace(private, path)
 
-    async def listen_tcp(self, host: str, port: int) -> int:
-        """Serves on TCP and returns the port.
+    async def listen_tcp(self, host: str, port: int, ports: str | None = None) -> int:
+        """Serves on TCP and returns the port: 0 is a free one of the range `ports`, which that of the heartbeats is too.
 
-        Raises:
+        `host` is an IP address or a name; `::` and `0.0.0.0` stand for all addresses, v4 and v6. Raises:
             AuthenticationError: there is no token; anyone who reaches the port could join.
             TransportError: the address cannot be bound.
         """
@@ -119,22 +125,26 @@ class Coordinator(pb_grpc.CoordinatorServicer):
             raise AuthenticationError(
                 f"listening on {host}:{port} needs a token", phase="listen", hint="Set TENSORLINK_TOKEN"
             )
-        beats = await self._heartbeats.listen_tcp(host)
+        try:
+            host = network.ip_of(host)
+        except OSError as error:
+            raise TransportError(f"cannot listen on {host}: {error.strerror}", phase="listen") from None
+        server = self._make_server()
+        bound = addresses.add_tcp_port(server.add_insecure_port, host, ports, port)
         # Peers put the host they dialled before the colon: this one may be a wildcard.
-        self._heartbeat_address = f":{beats}"
-        return await self._start(f"{host}:{port}")
+        self._heartbeat_address = f":{await self._heartbeats.listen_tcp(host, ports)}"
+        await self._start(server)
+        return bound
 
-    async def _start(self, target: str) -> int:
+    def _make_server(self) -> grpc.aio.Server:
         options = [*wire.SERVER_OPTIONS, ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES)]
         self._server = grpc.aio.server(options=options)
         pb_grpc.add_CoordinatorServicer_to_server(self, self._server)
-        try:
-            port: int = self._server.add_insecure_port(target)
-        except RuntimeError as error:
-            raise TransportError(f"cannot listen on {target}: {error}", phase="listen") from None
-        await self._server.start()
+        return self._server
+
+    async def _start(self, server: grpc.aio.Server) -> None:
+        await server.start()
         self._ticker = asyncio.create_task(self._tick())
-        return port
 
     async def stop(self) -> None:
         """Stops serving; calls in progress are cut off."""
@@ -289,8 +299,11 @@ class Coordinator(pb_grpc.CoordinatorServicer):
             ping.cancel()
 
     async def _pings(self, peer: PeerInfo) -> bool:
+        target = addresses.route_to(peer.address).target
+        if not target:
+            return False
         try:
-            async with grpc.aio.insecure_channel(peer.address, options=wire.OPTIONS) as channel:
+            async with grpc.aio.insecure_channel(target, options=wire.OPTIONS) as channel:
                 metadata = wire.token_metadata(self._token)
                 reply = await pb_grpc.PeerServiceStub(channel).Ping(pb.Empty(), timeout=_PING_S, metadata=metadata)
                 return bool(reply.name == peer.name)
@@ -303,7 +316,7 @@ def _checked_peer(message: pb.Peer) -> PeerInfo:
     wire.check_name(message.name)
     for service in message.services:
         wire.check_name(service)
-    wire.check_name(message.address)
+    wire.check_name(message.address, addresses.MAX_ADDRESS_BYTES)
     if message.incarnation > MAX_INCARNATION:
         raise ValueError(f"incarnation {message.incarnation} is out of range")
     return wire.peer_from_pb(message)

@@ -14,6 +14,7 @@ import struct
 import time
 from pathlib import Path
 
+from tensorlink import network
 from tensorlink.control.membership import KEY_BYTES, Membership
 
 EXTENDED, UNKNOWN = b"\x00", b"\x01"
@@ -38,10 +39,11 @@ class HeartbeatServer:
         )
         return f"unix:{path}"
 
-    async def listen_tcp(self, host: str) -> int:
-        """Listens on a free port of `host` and returns the port."""
-        self._server = await asyncio.get_running_loop().create_server(lambda: _Stream(self), host, 0, backlog=256)
-        port: int = self._server.sockets[0].getsockname()[1]
+    async def listen_tcp(self, host: str, ports: str | None) -> int:
+        """Listens on a free port of `host`, of the range `ports`, and returns it. Raises: TransportError: none is free."""
+        listener = network.listener(host, ports)
+        self._server = await asyncio.get_running_loop().create_server(lambda: _Stream(self), sock=listener, backlog=256)
+        port: int = listener.getsockname()[1]
         return port
 
     def drop_idle(self) -> None:

@@ -12,10 +12,11 @@ from typing import Any
 
 import grpc
 
+from tensorlink import network
 from tensorlink.control import control_pb2 as pb
 from tensorlink.control import control_pb2_grpc as pb_grpc
 from tensorlink.control import embedded, runtime_dir, wire
-from tensorlink.errors import AuthenticationError, ClosedError, CorruptTransferError
+from tensorlink.errors import AuthenticationError, ClosedError, CorruptTransferError, PeerLostError, TensorLinkError
 from tensorlink.settings import Settings
 from tensorlink.types import PeerInfo
 
@@ -28,7 +29,7 @@ class Membership:
     lease_key: bytes
     """16 bytes: one heartbeat."""
     heartbeat_address: str
-    """`unix:PATH` or `HOST:PORT` of a stream socket; it answers each beat with 0 (extended) or 1 (join again)."""
+    """`unix:PATH`, `IP:PORT` or `[IP]:PORT` of a stream socket; it answers each beat with 0 (extended) or 1 (join again)."""
     lease_s: float
 
 
@@ -94,21 +95,41 @@ class Link:
         try:
             return getattr(self._stub, method)(request, timeout=timeout, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise wire.error_of(error, phase=phase) from None
+            raise self._error(error, phase) from None
         except ValueError as error:  # how gRPC says that the channel is closed
             if self._closed:
                 raise ClosedError("the link was closed", phase=phase) from None
             raise CorruptTransferError(f"cannot be sent: {error}", phase=phase) from None
 
-    def membership(self, reply: pb.JoinReply) -> Membership:
-        """What a join gave. Raises: CorruptTransferError: the reply makes no sense."""
+    def membership(self, reply: pb.JoinReply, timeout: float) -> Membership:
+        """What a join gave. Blocks, over TCP, to see where heartbeats arrive: a beat itself may not wait for a look-up.
+
+        Raises: CorruptTransferError: the reply makes no sense; PeerLostError: heartbeats don't get there.
+        """
         wire.check_version(reply.version)
         address = reply.heartbeat_address
         if address.startswith(":"):
             address = self._target.rpartition(":")[0] + address
         if len(reply.lease_key) != 16 or not reply.lease_s > 0 or not reply.incarnation:
             raise CorruptTransferError("the coordinator's answer to a join makes no sense", phase="join")
+        if not address.startswith("unix:"):
+            address = self._connectable(address, timeout)
         return Membership(reply.incarnation, reply.lease_key, address, reply.lease_s)
+
+    def _connectable(self, address: str, timeout: float) -> str:
+        try:
+            return network.connectable(*network.split_address(address), timeout)
+        except ValueError as error:
+            raise CorruptTransferError(f"the coordinator's answer to a join makes no sense: {error}") from None
+        except OSError as error:
+            raise PeerLostError(
+                f"the coordinator at {self._target} answers, but not where it takes heartbeats, {address}: {error}",
+                phase="join",
+                hint="Open that port too; TENSORLINK_PORTS of the coordinator says which range it is from",
+            ) from None
+
+    def _error(self, error: grpc.RpcError, phase: str) -> TensorLinkError:
+        return wire.error_of(error, phase=phase, where=f"the coordinator at {self._target}")
 
     def snapshot(self, timeout: float) -> pb.Snapshot:
         """Everybody who is there now, without joining. Raises: as `call`."""
@@ -117,7 +138,7 @@ class Link:
             first: pb.WatchReply = next(call)
             return first.snapshot
         except grpc.RpcError as error:
-            raise wire.error_of(error, phase="watch") from None
+            raise self._error(error, "watch") from None
         finally:
             call.cancel()
 

@@ -11,21 +11,22 @@ from typing import Any
 
 import grpc
 
+from tensorlink.control import addresses, wire
 from tensorlink.control import control_pb2 as pb
 from tensorlink.control import control_pb2_grpc as pb_grpc
-from tensorlink.control import wire
 from tensorlink.control.mailbox import Mailbox
 from tensorlink.control.peer_service import Hello
 from tensorlink.control.runtime_dir import host_identity
-from tensorlink.errors import ClosedError, TransportError
+from tensorlink.errors import ClosedError, PeerLostError, TransportError
 from tensorlink.types import PeerId
 
 
 class PeerClient:
     """A channel to one incarnation of one peer, at the `address` of its `PeerInfo`; `me` is who calls. Thread-safe.
 
-    Every call takes `timeout` in seconds and raises:
-        PeerLostError: nobody answers at the address.
+    It uses the first target of the address that can be reached from here: the peer's unix socket, if somebody listens
+    on it, else TCP. Every call takes `timeout` in seconds and raises:
+        PeerLostError: nobody answers; the message names each target and why.
         TransferTimeoutError: no answer in time; whether the peer acted on it is unknown.
         AuthenticationError: the peer refused the token.
         ClosedError: `close` was called, or this is a forked child.
@@ -38,7 +39,9 @@ class PeerClient:
         self._pid = os.getpid()
         self._closed = False
         self._metadata = wire.token_metadata(token)
-        self._channel = wire.channel(address)
+        self._route = addresses.route_to(address)
+        self._answered = False
+        self._channel = wire.channel(self._route.target or "unix:/")
         self._stub = pb_grpc.PeerServiceStub(self._channel)
 
     def hello(self, connect: Mapping[str, bytes], timeout: float) -> Hello:
@@ -77,7 +80,7 @@ class PeerClient:
         return PeerId(reply.name, reply.incarnation)
 
     def mailbox(self, transport: str) -> Mailbox:
-        """Opens a mailbox to the same transport in the peer. Returns at once; a lost peer shows at the first `recv`."""
+        """Opens a mailbox to the same transport in the peer. Returns at once; a lost peer mostly shows at the first `recv`."""
         self._check("mailbox")
 
         def frames() -> Iterator[pb.MailboxFrame]:
@@ -99,14 +102,20 @@ class PeerClient:
     def _check(self, phase: str) -> None:
         if self._closed or os.getpid() != self._pid:
             raise ClosedError("the connection to the peer is closed", peer=self.peer, phase=phase)
+        if not self._route.target:
+            raise PeerLostError(f"{self.peer} cannot be reached: {self._route}", peer=self.peer, phase=phase)
 
     def _call(self, method: str, request: Any, timeout: float) -> Any:
         phase = method.lower()
         self._check(phase)
         try:
-            return getattr(self._stub, method)(request, timeout=timeout, metadata=self._metadata)
+            reply = getattr(self._stub, method)(request, timeout=timeout, metadata=self._metadata)
+            self._answered = True
+            return reply
         except grpc.RpcError as error:
-            raise wire.error_of(error, peer=self.peer, phase=phase) from None
+            where = f"{self.peer} at {self._route}"
+            hint = None if self._answered else self._route.hint
+            raise wire.error_of(error, peer=self.peer, phase=phase, where=where, hint=hint) from None
         except ValueError as error:  # how gRPC says that the channel was closed meanwhile
             self._check(phase)
             raise TransportError(f"cannot be sent: {error}", peer=self.peer, phase=phase) from None

@@ -14,11 +14,12 @@ from typing import Any, Protocol, TypeVar, cast
 
 import grpc
 
+from tensorlink.control import addresses, mailbox, runtime_dir, wire
 from tensorlink.control import control_pb2 as pb
 from tensorlink.control import control_pb2_grpc as pb_grpc
-from tensorlink.control import mailbox, runtime_dir, wire
 from tensorlink.control.pool import DaemonPool
-from tensorlink.errors import TensorLinkError, TransportError
+from tensorlink.errors import AuthenticationError, TensorLinkError, TransportError
+from tensorlink.network import join_address
 from tensorlink.types import PeerId
 
 log = logging.getLogger("tensorlink.control")
@@ -86,12 +87,29 @@ def _source(name: str, incarnation: int) -> PeerId:
 
 
 class PeerServer(pb_grpc.PeerServiceServicer):
-    """Serves `handlers` on a unix socket in the run-time directory from the moment it is made until `close`.
+    """Serves `handlers` on a unix socket in the run-time directory, and for other hosts on TCP at the IP address `listen`,
+    if it is given, at a port of the range `ports`; from the moment it is made until `close`.
 
-    `address` is the gRPC target. Raises: AuthenticationError, TransportError: there is no place for the socket.
+    `address` is what a `PeerClient` needs: the gRPC targets, with commas between them.
+
+    Raises:
+        AuthenticationError: the run-time directory is somebody else's, or `listen` is given and no token.
+        TransportError: there is no place for a socket, or no free port.
     """
 
-    def __init__(self, handlers: PeerHandlers, *, name: str, token: str | None = None) -> None:
+    def __init__(
+        self,
+        handlers: PeerHandlers,
+        *,
+        name: str,
+        token: str | None = None,
+        listen: str | None = None,
+        ports: str | None = None,
+    ) -> None:
+        if listen is not None and not token:
+            raise AuthenticationError(
+                f"listening on {listen} needs a token", phase="listen", hint="Set TENSORLINK_TOKEN"
+            )
         self.name = name
         self.incarnation = 0
         """Set by the endpoint once it has joined."""
@@ -109,10 +127,21 @@ class PeerServer(pb_grpc.PeerServiceServicer):
         self._server = grpc.server(cast(ThreadPoolExecutor, self._pool), options=wire.SERVER_OPTIONS)
         pb_grpc.add_PeerServiceServicer_to_server(self, self._server)
         try:
+            self._listen(listen, ports)
+        except BaseException:
+            self._server.start()  # gRPC never frees a server that was not started
+            self.close()
+            raise
+        self._server.start()
+
+    def _listen(self, host: str | None, ports: str | None) -> None:
+        try:
             self._server.add_insecure_port(self.address)
         except RuntimeError as error:
             raise TransportError(f"cannot listen on {self._path}: {error}", phase="listen") from None
-        self._server.start()
+        if host is not None:
+            port = addresses.add_tcp_port(self._server.add_insecure_port, host, ports)
+            self.address += f",{join_address(host, port)}"
 
     def close(self) -> None:
         """Ends calls and mailboxes and removes the socket, within a second. Idempotent; does nothing after `fork`."""

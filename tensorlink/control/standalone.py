@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable
 
+from tensorlink import network
 from tensorlink.control import embedded, runtime_dir
 from tensorlink.control.coordinator import Coordinator
 from tensorlink.errors import NameInUseError
@@ -16,8 +17,8 @@ from tensorlink.settings import Settings
 def serve(settings: Settings, listen: str | None, announce: Callable[[str], None]) -> None:
     """Serves until SIGINT or SIGTERM. Blocks; to be called on the main thread.
 
-    Listens on TCP at `listen`, `HOST:PORT` (port 0: a free one), or, if None, on the unix socket where peers of this
-    user and namespace look. `announce` gets the address once it is there.
+    Listens on TCP at `listen`, `HOST:PORT` (port 0: a free one of the setting `ports`), or, if None, on the unix socket
+    where peers of this user and namespace look. `announce` gets the address once it is there.
 
     Raises:
         AuthenticationError: `listen` is given and there is no token.
@@ -28,16 +29,14 @@ def serve(settings: Settings, listen: str | None, announce: Callable[[str], None
     if listen is None:
         asyncio.run(_serve_unix(settings, announce))
         return
-    host, _, port = listen.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"an address to listen on is HOST:PORT, not {listen!r}")
-    asyncio.run(_serve_tcp(settings, host, int(port), announce))
+    asyncio.run(_serve_tcp(settings, *network.split_address(listen), announce))
 
 
 async def _serve_tcp(settings: Settings, host: str, port: int, announce: Callable[[str], None]) -> None:
     coordinator = Coordinator(token=settings.token, lease_s=settings.lease_s)
     try:
-        announce(f"{host}:{await coordinator.listen_tcp(host, port)}")
+        bound = await coordinator.listen_tcp(host, port, settings.ports)
+        announce(network.join_address(host, bound))
         await _stopped()
     finally:
         await coordinator.stop()

@@ -31,16 +31,18 @@ OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 5000),  # how long one attempt to connect may take: a lost packet costs a second
     ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
+    # While a call or a watch is open, a host that vanished is noticed this soon, whatever the deadline is.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),  # no limit: a watch sends nothing else
     ("grpc.use_local_subchannel_pool", 1),  # a channel of its own: another one's backoff is not ours
 ]
 SERVER_OPTIONS: list[tuple[str, Any]] = [
     *OPTIONS,
     ("grpc.so_reuseport", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
 ]
 
@@ -101,8 +103,10 @@ def status_of(error: Exception) -> tuple[grpc.StatusCode, str, tuple[tuple[str, 
     return grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}", ()
 
 
-def error_of(error: grpc.RpcError, *, phase: str, peer: str | None = None) -> TensorLinkError:
-    """The typed error that a failed call means to its caller."""
+def error_of(
+    error: grpc.RpcError, *, phase: str, peer: str | None = None, where: str | None = None, hint: str | None = None
+) -> TensorLinkError:
+    """The typed error that a failed call means to its caller. `where` was called; `hint` is for no answer from there."""
     code = error.code() if isinstance(error, grpc.Call) else None
     details = (error.details() if isinstance(error, grpc.Call) else str(error)) or "no details"
     trailing: dict[str, str | bytes] = {}
@@ -113,9 +117,11 @@ def error_of(error: grpc.RpcError, *, phase: str, peer: str | None = None) -> Te
         fields = {field: _text(trailing[key]) for field, key in _FIELD_KEYS.items() if key in trailing}
         return named(details, **{"peer": peer, "phase": phase, **fields})
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return errors.TransferTimeoutError("no answer before the deadline", peer=peer, phase=phase)
+        missing = f"no answer from {where or 'there'} before the deadline"
+        return errors.TransferTimeoutError(missing, peer=peer, phase=phase, hint=hint)
     if code is grpc.StatusCode.UNAVAILABLE:
-        return errors.PeerLostError(f"{peer or 'the coordinator'} cannot be reached: {details}", peer=peer, phase=phase)
+        unreachable = f"{where or peer or 'the coordinator'} cannot be reached: {details}"
+        return errors.PeerLostError(unreachable, peer=peer, phase=phase, hint=hint)
     if code is grpc.StatusCode.CANCELLED:
         return errors.ClosedError("the call was cancelled by a shutdown", peer=peer, phase=phase)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
@@ -127,10 +133,10 @@ def _text(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode(errors="replace")
 
 
-def check_name(name: str) -> str:
-    """A peer or service name as it came. Raises: ValueError: empty, too long or not printable."""
-    if not name or len(name.encode()) > MAX_NAME_BYTES or not name.isprintable():
-        raise ValueError(f"a name has 1 to {MAX_NAME_BYTES} bytes, all printable, not {name[:40]!r}")
+def check_name(name: str, most: int = MAX_NAME_BYTES) -> str:
+    """A name or address as it came. Raises: ValueError: empty, longer than `most` bytes, or not printable."""
+    if not name or len(name.encode()) > most or not name.isprintable():
+        raise ValueError(f"a name has 1 to {most} bytes, all printable, not {name[:40]!r}")
     return name
 
 

@@ -46,7 +46,7 @@ class Site:
     listen: str | None = None
     """IP address on which a transport may listen for other hosts; None: it may not, since there is no token."""
     ports: str | None = None
-    """The range that its ports are from, `20000-20100`; None: any."""
+    """The range that its ports are from, `20000-20100`; None: any. `tensorlink.network.listener` takes it."""
 
 
 class Fetch(Protocol):
