@@ -144,6 +144,11 @@ class Claims {
     for (ClaimId id : gone) end_locked(id, dropped.emplace_back());
   }
 
+  bool meant_for(uint64_t reader) {
+    std::lock_guard lock(mutex_);
+    return passing_ && std::any_of(claims_.begin(), claims_.end(), [&](auto& entry) { return entry.second.reader == reader; });
+  }
+
   bool restless() {  // something may end without a call of the owner
     std::lock_guard lock(mutex_);
     return passing_ || !parked_.empty();

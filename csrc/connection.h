@@ -118,6 +118,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   virtual void distrust() = 0;
   // Tells the peer that this connection ends. `whole`: our engine has closed, so its memory will never change again.
   virtual void say_goodbye(bool whole) = 0;
+  // Our engine has closed.
+  virtual void close_streams() {}
   // No new reads are meant to come.
   virtual void finish() {}
   // Serial of the claims that end with the peer.

@@ -62,6 +62,7 @@ void Engine::close() {
   for (auto& connection : connections_) {
     connection->say_goodbye(true);
     connection->set_gone();
+    connection->close_streams();
   }
   by_fd_.clear();
   connections_.clear();  // a socket stays open as long as a view of its peer's memory is held
@@ -222,6 +223,12 @@ std::string Engine::frame(const Identity& peer, const Connection::Outgoing& mess
   return bytes;
 }
 
+bool Engine::owes() {
+  for (auto& connection : connections())
+    if (!connection->pid && connection->up() && (connection->owes() || claims_.meant_for(connection->reader()))) return true;
+  return tcp_->server().lending();
+}
+
 void Engine::nudge() {
   uint64_t one = 1;
   [[maybe_unused]] ssize_t n = ::write(wake_fd_.get(), &one, sizeof one);
@@ -277,6 +284,7 @@ void Engine::add(const std::shared_ptr<Connection>& connection, Port& port, cons
       inbox_.set_down(inbox_.source(peer.name), true);
     }
   connections_.push_back(connection);
+  if (auto it = outbound_.find({peer.name, peer.incarnation}); it != outbound_.end()) it->second->down = false;
   inbox_.set_down(inbox_.source(peer.name), false);
   if (&port == tcp_.get()) any_stream_ = true;
   for (const Watched& watched : fds) {
@@ -369,12 +377,12 @@ void Engine::lose_lane(const std::shared_ptr<TcpConnection>& connection) {
     by_fd_.erase(connection->socket());
     unwatch_fd(connection->socket());
     connections_.erase(std::remove(connections_.begin(), connections_.end(), connection), connections_.end());
-    suspects_.push_back(connection->peer);
+    if (!closed()) suspects_.push_back({connection->peer, connection->reads().contact().at});
   }
   doorbell_->ring();
 }
 
-std::vector<Identity> Engine::take_suspects() {
+std::vector<Engine::Suspect> Engine::take_suspects() {
   std::lock_guard lock(list_mutex_);
   return std::exchange(suspects_, {});
 }

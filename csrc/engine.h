@@ -47,8 +47,12 @@ class Engine {
   void lose(const std::shared_ptr<Connection>& connection, bool gone);
   // The stream of a connection has ended. Unless one side said goodbye, that doesn't mean that the peer has gone.
   void lose_lane(const std::shared_ptr<TcpConnection>& connection);
-  // Peers whose streams ended without a word, since the last call: they may have gone.
-  std::vector<Identity> take_suspects();
+  // Peers whose streams ended without a word, since the last call, and where they listened: they may have gone.
+  struct Suspect {
+    Identity peer;
+    Address at;
+  };
+  std::vector<Suspect> take_suspects();
   void watch_fd(int fd, uint32_t events);
   void rewatch_fd(int fd, uint32_t events);
   void unwatch_fd(int fd);
@@ -90,6 +94,9 @@ class Engine {
   // Whether a thread that waits has looked for messages since then.
   bool polled_since(int64_t when) const { return polled_at_ >= when; }
   void deliver(const std::string& source, uint64_t incarnation, const char* frame, uint64_t n);
+
+  // Whether peers on other hosts haven't got yet what was sent to them.
+  bool owes();
 
   // ----- waiting: until ready() holds, or the deadline. The caller has polled before and holds no lock.
   template <class Ready>
@@ -176,7 +183,7 @@ class Engine {
   std::map<int, Member> by_fd_;   // descriptors of connections; under list_mutex_
   std::unique_ptr<ShmPort> shm_;
   std::unique_ptr<TcpPort> tcp_;
-  std::vector<Identity> suspects_;  // under list_mutex_
+  std::vector<Suspect> suspects_;  // under list_mutex_
   std::atomic<int64_t> polled_at_{0};
   std::atomic<bool> any_stream_{false};
   std::vector<Port*> ports_;      // fixed once the thread runs

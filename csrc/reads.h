@@ -50,6 +50,7 @@ class Reads {
   void read(const Descriptor& claim, const std::vector<Extent>& extents, const std::vector<Sink>& sinks, const Patience& patience);
   // Tells the owner that one read has succeeded; at the latest with the next read.
   void acknowledge(const Descriptor& claim);
+  const Contact& contact() const { return contact_; }
   // Ends all reads in progress, with Fault::closed.
   void close();
 

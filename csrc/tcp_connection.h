@@ -46,6 +46,7 @@ class TcpConnection : public Connection {
   void distrust() override;
   void say_goodbye(bool whole) override;
   void finish() override;
+  void close_streams() override { finish(); }
 
   Reads& reads() { return reads_; }
   bool polled() const override { return !dialled_; }

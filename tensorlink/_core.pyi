@@ -235,8 +235,14 @@ class Engine:
     def refusals(self) -> list[str]:
         """Whom the TCP port turned away since the last call, and why."""
 
-    def suspects(self) -> list[tuple[str, int]]:
-        """Peers whose streams ended without a word since the last call."""
+    def suspects(self) -> list[tuple[str, int, str, int]]:
+        """
+        Peers whose streams ended without a word since the last call: name, incarnation, and where they listened.
+        """
+
+    @property
+    def owes(self) -> bool:
+        """Whether peers on other hosts haven't got yet what was sent to them."""
 
     def sent_bytes(self) -> int:
         """Bytes of this process's memory that peers on other hosts have read."""

@@ -34,13 +34,13 @@ from tensorlink.settings import Settings
 from tensorlink.transfer import Transfer
 from tensorlink.transports.base import Site
 from tensorlink.types import PeerId, PeerInfo, TensorRef
+from tensorlink.upkeep import Upkeep
 
 log = logging.getLogger("tensorlink")
 
 Timeout = float | None | EllipsisType
 
-_REJECTED, _UNREACHABLE = 3, 4  # states of the native heartbeat
-_WATCH_S = 0.2
+_LINGER_S = 5.0
 
 
 class Endpoint:
@@ -76,6 +76,7 @@ class Endpoint:
                 on_joined=self._on_joined,
                 on_failed=self._on_failed,
             )
+            self._engine.limit(settings.max_bytes_per_s or 0)
             site = Site(self._engine, path, key, host_identity(), os.getpid(), listen, settings.ports)
             self._links = Links(settings, site, self._control)
             self._messages = Messages(self._engine, self._links, self._control, self._exhausted, self._report)
@@ -87,8 +88,7 @@ class Endpoint:
             raise
         self._services: set[str] = set()
         self._serving = threading.Lock()
-        self._watcher_stop = threading.Event()
-        self._watcher = threading.Thread(target=self._watch_heartbeat, name="tensorlink-heartbeat", daemon=True)
+        self._upkeep = Upkeep(self._engine, self._control, self._links)
 
     def start(self) -> None:
         """Joins. Raises: NameInUseError, AuthenticationError, PeerLostError, TransferTimeoutError."""
@@ -98,7 +98,7 @@ class Endpoint:
             self._engine.start(membership.incarnation)
             self._on_joined(membership)
             self._server.incarnation = membership.incarnation  # from now on it answers a hello
-            self._watcher.start()
+            self._upkeep.start()
         except BaseException:
             self.shutdown()
             raise
@@ -136,14 +136,21 @@ class Endpoint:
 
     def stats(self) -> dict[str, Any]:
         """Counters: `pool` (bytes, handles, and for each peer in `holders` its views, bytes and pid), `peers` (messages and
-        bytes by connection), `queued` (messages that nobody has received). Doesn't block."""
+        bytes; `retries` of reads whose stream broke; `failovers` to another transport), `queued` (messages that nobody has
+        received), `served_bytes` (sent to other hosts out of this process's memory). Doesn't block."""
         self._check()
-        peers = {}
+        peers: dict[str, dict[str, Any]] = {}
         for native in self._engine.connections():
-            row = native.counters()
-            row.update(pid=native.pid, incarnation=native.peer_incarnation, up=native.up, holds=native.holds)
-            peers[native.peer_name] = row
-        return {"pool": self._engine.usage(), "peers": peers, "queued": self._engine.queued}
+            row = peers.setdefault(native.peer_name, {"pid": native.pid, "incarnation": 0, "up": False, "holds": 0})
+            for name, count in native.counters().items():
+                row[name] = row.get(name, 0) + count
+            row["incarnation"] = max(row["incarnation"], native.peer_incarnation)
+            row["up"] |= native.up
+            row["holds"] += native.holds
+        for name, count in self._links.failovers.items():
+            peers.setdefault(name, {})["failovers"] = count
+        sent = self._engine.sent_bytes()
+        return {"pool": self._engine.usage(), "peers": peers, "queued": self._engine.queued, "served_bytes": sent}
 
     # Messages
 
@@ -290,7 +297,8 @@ class Endpoint:
         if self._on_closed is not None:
             self._on_closed(self)
         atexit.unregister(self.shutdown)
-        self._watcher_stop.set()
+        self._upkeep.stop()
+        self._messages.linger(_LINGER_S)
         self._control.leave()
         self._engine.close()
         self._links.close()
@@ -393,15 +401,6 @@ class Endpoint:
         log.error("%s is no longer a member: %s", self.name, error)
         if isinstance(error, NameInUseError):
             threading.Thread(target=self.shutdown, name="tensorlink-shutdown", daemon=True).start()
-
-    def _watch_heartbeat(self) -> None:
-        """Tells the control client when the native heartbeat finds that the lease or the coordinator is gone."""
-        asked = False
-        while not self._watcher_stop.wait(_WATCH_S):
-            bad = self._engine.heartbeat_state() in (_REJECTED, _UNREACHABLE)
-            if bad and not asked:
-                self._control.rejoin_needed()
-            asked = bad
 
 
 def _nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Mapping
@@ -15,17 +16,23 @@ from tensorlink.errors import (
     PeerLostError,
     PeerRestartedError,
     PeerUnknownError,
+    TensorLinkError,
     TransferCancelledError,
     TransferTimeoutError,
+    TransportError,
 )
 from tensorlink.settings import Settings
 from tensorlink.transports import registry
 from tensorlink.transports.base import Connection, Site, Transport
 from tensorlink.types import PeerId, PeerInfo
 
+log = logging.getLogger("tensorlink")
+
 _GONE_WAIT_S = 0.05
 _STARTING_S = 0.005
 _SLICE_S = 0.1
+_TRY_S = 5.0
+_COOLING_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,8 @@ class PeerLink:
     """A working connection, and the gRPC channel beside it."""
 
     peer: PeerId
+    address: str
+    """Of its peer service."""
     connection: Connection
     client: PeerClient
     lane: _core.Connection | None
@@ -51,6 +60,9 @@ class Links:
         """Those that can be used here, by what they say of themselves: the fastest first."""
         self.rejected: dict[str, str] = {}
         """Transports that cannot be used here, and why."""
+        self.failovers: dict[str, int] = {}
+        """How often a path to a peer failed in use."""
+        self._failed: dict[tuple[str, str], float] = {}  # (peer, transport): when
         self._links: dict[str, PeerLink] = {}
         self._locks: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
@@ -196,10 +208,7 @@ class Links:
         client = PeerClient(address, peer=peer.name, me=self.me, token=self._settings.token)
         try:
             hello = self._hello(client, peer, deadline)
-            transport = self._choose(peer, hello.connect)
-            connection = transport.connect(
-                peer, hello.connect[transport.name], None, self._left(deadline, peer, "connect")
-            )
+            connection = self._connect_fastest(peer, hello.connect, client, deadline)
         except PeerLostError as error:
             client.close()
             if isinstance(error, PeerRestartedError):
@@ -209,10 +218,47 @@ class Links:
             client.close()
             raise
         lane = None if self._settings.control == "grpc" else connection.lane()
-        link = PeerLink(peer, connection, client, lane)
+        link = PeerLink(peer, address, connection, client, lane)
         with self._lock:
             self._links[peer.name] = link
         return link
+
+    def _connect_fastest(
+        self, peer: PeerId, addresses: Mapping[str, bytes], client: PeerClient, deadline: float
+    ) -> Connection:
+        """Over the fastest transport that works: one that looks good may still fail, between two containers for example."""
+        candidates = self._candidates(peer, addresses)
+        reasons = []
+        for transport in candidates:
+            left = self._left(deadline, peer, "connect")
+            last = transport is candidates[-1]
+            try:
+                return transport.connect(peer, addresses[transport.name], None, left if last else min(left, _TRY_S))
+            except PeerRestartedError:
+                raise
+            except (PeerLostError, TransportError, TransferTimeoutError) as error:
+                self._cool(peer, transport.name, error)
+                reasons.append(f"{transport.name}: {error.message}")
+                if last and isinstance(error, TransferTimeoutError):
+                    raise
+        client.ping(self._left(deadline, peer, "connect"))  # raises PeerLostError where it is the peer that has gone
+        raise self._no_path(peer, reasons, "Set TENSORLINK_INTERFACE there to an address that is reached from here")
+
+    def fail_over(self, link: PeerLink, error: TensorLinkError) -> None:
+        """A path has failed in use: it is avoided for a while, and the next use of the peer finds another, if there is one."""
+        self.failovers[link.peer.name] = self.failovers.get(link.peer.name, 0) + 1
+        self._cool(link.peer, link.connection.transport, error)
+        self.drop(link.peer)
+
+    def mend(self, peer: PeerId) -> None:
+        """Connects again to a live peer whose stream broke, if something was on its way there. Raises: as `to_owner`."""
+        link = self._links.get(peer.name)
+        if link is not None and link.peer == peer and not link.connection.up:
+            self.to_owner(peer, link.address, self._settings.timeout)
+
+    def _cool(self, peer: PeerId, transport: str, error: TensorLinkError) -> None:
+        log.warning("the path to %s over %s failed: %s", peer, transport, error.message)
+        self._failed[peer.name, transport] = time.monotonic()
 
     def _hello(self, client: PeerClient, peer: PeerId, deadline: float) -> Hello:
         while True:
@@ -223,21 +269,28 @@ class Links:
                 raise PeerLostError(f"{hello.peer} answers at its address", peer=str(peer), phase="hello")
             time.sleep(_STARTING_S)  # others see a peer a moment before it is ready
 
-    def _choose(self, peer: PeerId, addresses: Mapping[str, bytes]) -> Transport:
+    def _candidates(self, peer: PeerId, addresses: Mapping[str, bytes]) -> list[Transport]:
+        """The transports that reach a peer, the fastest first, but last those that have just failed."""
         reasons = [f"{name}: {why}" for name, why in self.rejected.items()]
+        found = []
         for name, transport in self.transports.items():
             if name not in addresses:
                 reasons.append(f"{name}: {peer.name} doesn't have it")
-                continue
-            why = transport.reaches(transport.address(), addresses[name])
-            if why is None:
-                return transport
-            reasons.append(f"{name}: {why}")
-        raise NoPathError(
-            f"no transport reaches {peer.name} ({'; '.join(reasons) or 'none is installed'})",
-            peer=str(peer),
-            phase="connect",
-        )
+            elif why := transport.reaches(transport.address(), addresses[name]):
+                reasons.append(f"{name}: {why}")
+            else:
+                found.append(transport)
+        if not found:
+            raise self._no_path(peer, reasons or ["none is installed"], None)
+        return sorted(found, key=lambda transport: self._cooling(peer, transport.name))
+
+    def _cooling(self, peer: PeerId, transport: str) -> bool:
+        return time.monotonic() - self._failed.get((peer.name, transport), -_COOLING_S) < _COOLING_S
+
+    @staticmethod
+    def _no_path(peer: PeerId, reasons: list[str], hint: str | None) -> NoPathError:
+        text = f"no transport reaches {peer.name} ({'; '.join(reasons)})"
+        return NoPathError(text, peer=str(peer), phase="connect", hint=hint)
 
     @staticmethod
     def _left(deadline: float, peer: PeerId, phase: str) -> float:

@@ -7,6 +7,7 @@ ends without the receiver, and two peers that both send first don't wait for eac
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections import deque
@@ -26,13 +27,17 @@ from tensorlink.errors import (
     TensorLinkError,
     TransferCancelledError,
     TransferTimeoutError,
+    TransportError,
 )
 from tensorlink.links import Links, PeerLink
 from tensorlink.transfer import Arrivals, Background, Finished, Transfer
 from tensorlink.transports.base import View
 from tensorlink.types import PeerId
 
+log = logging.getLogger("tensorlink")
+
 _FOREVER = -1.0
+_LOOK_S = 0.002
 _INLINE_META = 16 << 10
 _HOPELESS = (PeerLostError, StaleRefError, CorruptTransferError)
 
@@ -180,6 +185,12 @@ class Messages:
         self._links.drop(link.peer)
         return self._links.lost(link.peer, link.connection.transport, phase)
 
+    def linger(self, timeout: float) -> None:
+        """Until peers on other hosts have what was sent to them, since it goes with this process; or for `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while self._engine.owes and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+
     # Receiving
 
     def recv(self, source: str | None, tag: str, out: Any, timeout: float | None, like: str | None) -> Any:
@@ -230,15 +241,16 @@ class Messages:
         if not message.offered:
             return message.unpack(like) if out is None else message.fill(out, stop, wait_s)
         timeout = 60.0 if wait_s < 0 else wait_s
-        native = message.connection
-        if native is None:  # gRPC brought it: its bytes come over the connection that stands, or is made now
-            peer = PeerId(self._engine.source_name(message.source), message.incarnation)
-            view: View = self._links.to_name(peer.name, timeout).connection.open(message.descriptor, timeout)
-        else:
-            view = self._engine.open(native, message.descriptor, timeout)
-        if out is None:
-            return view.unpack(message.meta, like, False, stop, timeout)
-        return view.fill(message.meta, out, stop, timeout)
+        if message.connection is not None:
+            try:
+                view: View = self._engine.open(message.connection, message.descriptor, timeout)
+                return _looked_at(view, message, out, like, stop, timeout)
+            except TransportError as error:
+                log.warning("the path that a message came by failed: %s", error.message)
+        # gRPC brought it, or its path failed: its bytes come over the connection that stands, or is made now.
+        peer = self._engine.source_name(message.source)
+        view = self._links.to_name(peer, timeout).connection.open(message.descriptor, timeout)
+        return _looked_at(view, message, out, like, stop, timeout)
 
     def _nothing(self, source: str | None, tag: str, *, lost: bool) -> TensorLinkError:
         if lost and source is not None:
@@ -367,6 +379,14 @@ class PostedReceive(Transfer):
             outcome = await asyncio.get_running_loop().run_in_executor(None, self._finish)
             return outcome.wait()
         return self._finish().wait()
+
+
+def _looked_at(
+    view: View, message: _core.Message, out: Any, like: str | None, stop: _core.Stop | None, timeout: float
+) -> Any:
+    if out is None:
+        return view.unpack(message.meta, like, False, stop, timeout)
+    return view.fill(message.meta, out, stop, timeout)
 
 
 def _until(deadline: float, stop: _core.Stop | None, attempt: Callable[[float], Any]) -> Any:

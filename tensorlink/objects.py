@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,12 +16,15 @@ from tensorlink.errors import (
     PoolExhaustedError,
     StaleRefError,
     TensorLinkError,
+    TransportError,
 )
 from tensorlink.links import Links
 from tensorlink.transfer import Background, Finished, Transfer
+from tensorlink.transports.base import Connection
 from tensorlink.types import Layout, TensorRef
 
 _INLINE_META = 512
+_ATTEMPTS = 3
 
 
 class Objects:
@@ -76,28 +80,42 @@ class Objects:
 
     def get(self, ref: TensorRef, out: Any, like: str | None, timeout: float, stop: _core.Stop | None = None) -> Any:
         """As `Endpoint.get`."""
-        link = self._links.fast(ref.owner.name)
-        if link is None or link.peer.incarnation != ref.owner.incarnation:
-            link = self._links.to_owner(ref.owner, ref.address, timeout)
-        connection = link.connection
+        deadline = time.monotonic() + timeout
+        for attempts in range(_ATTEMPTS, 0, -1):
+            link = self._links.fast(ref.owner.name)
+            if link is None or link.peer.incarnation != ref.owner.incarnation:
+                link = self._links.to_owner(ref.owner, ref.address, timeout)
+            try:
+                return self._read(link.connection, ref, out, like, timeout, stop)
+            except PeerLostError:
+                self._links.drop(ref.owner)
+                raise self._fail(self._links.lost(ref.owner, link.connection.transport, "get"), ref, "") from None
+            except TensorLinkError as error:
+                if attempts == 1 or not isinstance(error, TransportError):
+                    raise self._fail(error, ref, link.connection.transport) from None
+                self._links.fail_over(link, error)
+                timeout = max(deadline - time.monotonic(), 0.0)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _read(
+        self,
+        connection: Connection,
+        ref: TensorRef,
+        out: Any,
+        like: str | None,
+        timeout: float,
+        stop: _core.Stop | None,
+    ) -> Any:
         descriptor = ref.descriptors.get(connection.transport)
         if descriptor is None:
-            raise NoPathError(
-                f"the handle has no descriptor for {connection.transport}, only for {', '.join(ref.descriptors)}",
-                peer=str(ref.owner),
-            )
-        try:
-            if _core.claim_of(descriptor) != ref.id:
-                raise CorruptTransferError("the handle contradicts itself")
-            view = connection.open(descriptor, timeout)
-            if out is None:
-                return view.unpack(ref.meta, like, False, stop, timeout)
-            return view.fill(ref.meta, out, stop, timeout)
-        except PeerLostError:
-            self._links.drop(ref.owner)
-            raise self._fail(self._links.lost(ref.owner, connection.transport, "get"), ref, "") from None
-        except TensorLinkError as error:
-            raise self._fail(error, ref, connection.transport) from None
+            have = ", ".join(ref.descriptors)
+            raise NoPathError(f"the handle has no descriptor for {connection.transport}, only for {have}")
+        if _core.claim_of(descriptor) != ref.id:
+            raise CorruptTransferError("the handle contradicts itself")
+        view = connection.open(descriptor, timeout)
+        if out is None:
+            return view.unpack(ref.meta, like, False, stop, timeout)
+        return view.fill(ref.meta, out, stop, timeout)
 
     def iget(self, ref: TensorRef, out: Any, like: str | None, timeout: float) -> Transfer:
         """As `Endpoint.iget`."""

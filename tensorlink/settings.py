@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,10 @@ class Settings:
     """A peer that is silent for this long is down."""
     control: str = "auto"
     """`auto`: messages ride the lane of a connection once it stands; `grpc`: everything stays on gRPC."""
+    verify: bool = False
+    """Every object gets a checksum when it is put, sent or published, and its readers check it."""
+    max_bytes_per_s: int | None = None
+    """What is sent to one peer on another host at most, in bulk; None: as fast as it goes."""
     log: str = "WARNING"
     """Level of the `tensorlink` logger."""
 
@@ -115,6 +119,8 @@ class Settings:
         for name in ("timeout", "lease_s", "pool_bytes"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be positive and finite, not {getattr(self, name)!r}")
+        if self.max_bytes_per_s is not None and self.max_bytes_per_s < 1:
+            raise ValueError(f"max_bytes_per_s must be positive, not {self.max_bytes_per_s!r}")
         if self.control not in ("auto", "grpc"):
             raise ValueError(f"control must be 'auto' or 'grpc', not {self.control!r}")
         if self.log.upper() not in logging.getLevelNamesMapping():
@@ -156,8 +162,21 @@ class Settings:
 
 
 def _parse(variable: str, name: str, text: str) -> Any:
-    convert = {"timeout": float, "lease_s": float, "pool_bytes": int}.get(name, str)
+    convert = _PARSERS.get(name, str)
     try:
         return convert(text)
-    except ValueError:
+    except (ValueError, KeyError):
         raise ValueError(f"{variable} must be a {convert.__name__}, not {text!r}") from None
+
+
+def flag(text: str) -> bool:
+    return {"1": True, "true": True, "0": False, "false": False}[text.lower()]
+
+
+_PARSERS: Mapping[str, Callable[[str], Any]] = {
+    "timeout": float,
+    "lease_s": float,
+    "pool_bytes": int,
+    "max_bytes_per_s": int,
+    "verify": flag,
+}

@@ -30,6 +30,7 @@ from tensorlink.errors import (
     TensorLinkError,
     TransferCancelledError,
     TransferTimeoutError,
+    TransportError,
 )
 from tensorlink.transfer import Background, Transfer
 from tensorlink.transports.base import Connection
@@ -300,7 +301,7 @@ class WeightSubscriber:
                 source = self._find(limit, restart_ends=waited and min_version is not None)
                 try:
                     version = self._attempt(source, min_version, limit, stream, began)
-                except PeerLostError:
+                except (PeerLostError, TransportError):
                     self._lose(source, restart_ends=min_version is not None)
                     continue
                 if version is not None:

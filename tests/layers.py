@@ -31,6 +31,7 @@ RANKS = {
     "links": 5,
     "messages": 6,
     "objects": 6,
+    "upkeep": 6,
     "endpoint": 7,
     "testing": 8,
     "api": 8,

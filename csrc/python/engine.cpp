@@ -386,9 +386,11 @@ void bind_engine(nb::module_& module) {
       .def("refusals", [](Engine& e) { return e.tcp().take_refusals(); }, "Whom the TCP port turned away since the last call, and why.")
       .def("suspects", [](Engine& e) {
         nb::list result;
-        for (const Identity& peer : e.take_suspects()) result.append(nb::make_tuple(peer.name, peer.incarnation));
+        for (const auto& [peer, at] : e.take_suspects()) result.append(nb::make_tuple(peer.name, peer.incarnation, at.host, at.port));
         return result;
-      }, nb::sig("def suspects(self) -> list[tuple[str, int]]"), "Peers whose streams ended without a word since the last call.")
+      }, nb::sig("def suspects(self) -> list[tuple[str, int, str, int]]"),
+           "Peers whose streams ended without a word since the last call: name, incarnation, and where they listened.")
+      .def_prop_ro("owes", &Engine::owes, "Whether peers on other hosts haven't got yet what was sent to them.")
       .def("sent_bytes", [](Engine& e) { return e.tcp().server().sent_bytes(); }, "Bytes of this process's memory that peers on other hosts have read.")
       .def("connections", &Engine::connections)
       .def("disconnect", &Engine::disconnect, "connection"_a, nb::call_guard<nb::gil_scoped_release>())

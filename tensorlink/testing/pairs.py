@@ -93,7 +93,9 @@ class Side:
         path = f"{self._folder}/engine"
         self.engine = _core.Engine(name, path, key, pool_bytes)
         self.engine.start(incarnation)
-        self.transport = registry.load(transport)(Site(self.engine, path, key, socket.gethostname(), os.getpid(), listen))
+        self.transport = registry.load(transport)(
+            Site(self.engine, path, key, socket.gethostname(), os.getpid(), listen)
+        )
         self.connection: Connection
         self._views: dict[int, View] = {}
         self._memory: dict[bytes, Bytes] = {}

@@ -40,7 +40,9 @@ class EngineFetch:
 
     def _run(self) -> None:
         try:
-            views = [self._open(descriptor) for descriptor, _ in self._pairs]  # all that can be held are before a byte moves
+            views = [
+                self._open(descriptor) for descriptor, _ in self._pairs
+            ]  # all that can be held are before a byte moves
             for view, (_, target) in zip(views, self._pairs, strict=True):
                 if view.nbytes > target.nbytes:
                     raise LayoutMismatchError(f"{view.nbytes} bytes do not fit into a target of {target.nbytes}")

@@ -66,7 +66,8 @@ class TcpAddress:
             fields = json.loads(data)
             address = cls(fields["host"], fields["port"], fields["key"])
             good = isinstance(address.host, str) and type(address.port) is int and 0 < address.port < 1 << 16
-            if good and ipaddress.ip_address(address.host) and len(bytes.fromhex(address.key)) == _KEY_BYTES:
+            ipaddress.ip_address(address.host)
+            if good and len(bytes.fromhex(address.key)) == _KEY_BYTES:
                 return address
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             pass
