@@ -34,7 +34,7 @@ class PeerInfo:
 
     id: PeerId
     address: str
-    """gRPC target of its peer service."""
+    """gRPC targets of its peer service, the nearest first and with commas between them."""
     host: str
     """Identity of its host (boot id): equal where memory can be shared."""
     pid: int

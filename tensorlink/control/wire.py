@@ -36,6 +36,7 @@ OPTIONS: list[tuple[str, Any]] = [
     # While a call or a watch is open, a host that vanished is noticed this soon, whatever the deadline is.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # of the pings that gRPC sends for its own purposes, in place of ours
     ("grpc.http2.max_pings_without_data", 0),  # no limit: a watch sends nothing else
     ("grpc.use_local_subchannel_pool", 1),  # a channel of its own: another one's backoff is not ours
 ]
