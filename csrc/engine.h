@@ -91,8 +91,8 @@ class Engine {
   Inbox& inbox() { return inbox_; }
   // Takes frames out of the rings into the inbox. False when another thread is at it; `insist` waits for that one.
   bool pump(bool insist = false);
-  // Whether a thread that waits has looked for messages since then.
-  bool polled_since(int64_t when) const { return polled_at_ >= when; }
+  // Whether threads that wait have looked for messages since then, and none of them sleeps.
+  bool polled_since(int64_t when) const { return polled_at_ >= when && doorbell_->sleepers == 0; }
   void deliver(const std::string& source, uint64_t incarnation, const char* frame, uint64_t n);
 
   // Whether peers on other hosts haven't got yet what was sent to them.
@@ -104,10 +104,9 @@ class Engine {
     if (spin(ready, deadline_ns)) return true;
     for (bool done = false;;) {
       int64_t left = deadline_ns - now_ns();
-      attend();
       // Where another thread is pumping, it may have passed the ring that our message is in: look again, don't sleep.
       // ready() may take what it finds, so once it has held it isn't asked again.
-      doorbell_->sleep(left, [&] { return !pump() || (done = ready()) || closed(); });
+      doorbell_->sleep(left, [&] { return attend(), !pump() || (done = ready()) || closed(); });
       if (done) return true;
       pump();
       if (ready()) return true;

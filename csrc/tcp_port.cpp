@@ -160,7 +160,10 @@ void TcpPort::on_connection(const std::shared_ptr<Connection>& any, int, uint32_
     unattended_.insert(connection);
     return;
   }
-  if (events & EPOLLIN) engine_.pump(true);
+  if (events & EPOLLIN) {
+    engine_.pump(true);
+    engine_.ring();
+  }
   if (over || !connection->up()) engine_.lose_lane(connection);
 }
 
