@@ -202,6 +202,7 @@ void Engine::signal_event() {
 }
 
 void Engine::deliver(const std::string& source, uint64_t incarnation, const char* frame, uint64_t n) {
+  n = checked_size(frame, n);
   auto message = Message::parse(frame, n);
   message->source = inbox_.source(source);
   message->incarnation = incarnation;
@@ -220,7 +221,7 @@ std::string Engine::frame(const Identity& peer, const Connection::Outgoing& mess
   std::string bytes(Connection::frame_size(message), '\0');
   std::lock_guard lock(to->mutex);
   Connection::write_frame(bytes.data(), message, ++to->last);
-  return bytes;
+  return with_checksum(std::move(bytes));
 }
 
 bool Engine::owes() {

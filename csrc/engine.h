@@ -75,6 +75,9 @@ class Engine {
   }
   // A reader on another host has finished a read of a claim that counts them.
   void acknowledged(ClaimId id, const Key& key, const Identity& reader, uint64_t token);
+  // Whether everything that is stored gets a checksum.
+  bool verifies() const { return verifies_; }
+  void verify(bool on) { verifies_ = on; }
   // While one exists, readers tell this process of every hold that ends.
   struct RoomWaiter {
     explicit RoomWaiter(Engine& engine);
@@ -184,7 +187,7 @@ class Engine {
   std::unique_ptr<TcpPort> tcp_;
   std::vector<Suspect> suspects_;  // under list_mutex_
   std::atomic<int64_t> polled_at_{0};
-  std::atomic<bool> any_stream_{false};
+  std::atomic<bool> any_stream_{false}, verifies_{false};
   std::vector<Port*> ports_;      // fixed once the thread runs
   std::atomic<uint64_t> serials_{0};
   std::atomic<int> room_waiters_{0}, watchers_{0};

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "crc32c.h"
 #include "error.h"
 
 namespace tl {
@@ -36,7 +37,20 @@ std::string Message::void_frame(std::string_view frame) {
   FrameHeader header{};
   std::memcpy(&header, frame.data(), std::min(frame.size(), sizeof header));
   FrameHeader made{FrameHeader::kMagic, 0, 1, 0, 0, 0, header.sequence};
-  return std::string(reinterpret_cast<const char*>(&made), sizeof made);
+  return with_checksum(std::string(reinterpret_cast<const char*>(&made), sizeof made));
+}
+
+std::string with_checksum(std::string frame) {
+  uint32_t crc = crc32c(0, frame.data(), frame.size());
+  return frame.append(reinterpret_cast<const char*>(&crc), sizeof crc);
+}
+
+uint64_t checked_size(const char* frame, uint64_t n) {
+  uint32_t crc;
+  if (n < sizeof crc) throw Error(Fault::corrupt, "a message cannot be read: it is shorter than its checksum");
+  std::memcpy(&crc, frame + n - sizeof crc, sizeof crc);
+  if (crc != crc32c(0, frame, n - sizeof crc)) throw Error(Fault::corrupt, "a message changed on its way");
+  return n - sizeof crc;
 }
 
 SourceId Inbox::source(const std::string& name) {

@@ -60,6 +60,11 @@ struct Message {
   static std::unique_ptr<Message> parse(const char* frame, uint64_t n);
 };
 
+// A frame for a carrier that may change bytes, with its CRC32C behind it; and the size of the frame in such bytes, which throws
+// Fault::corrupt when they were changed.
+std::string with_checksum(std::string frame);
+uint64_t checked_size(const char* frame, uint64_t n);
+
 // A receive that was posted before its message came.
 struct Posted {
   SourceId source;

@@ -232,6 +232,9 @@ class Engine:
     def limit(self, bytes_per_s: int) -> None:
         """What is sent to one other host's peer at most; 0: as fast as it goes."""
 
+    def verify(self, on: bool) -> None:
+        """Whether everything that is stored from now on gets a checksum."""
+
     def refusals(self) -> list[str]:
         """Whom the TCP port turned away since the last call, and why."""
 
@@ -258,12 +261,12 @@ class Engine:
     def heartbeat_state(self) -> int:
         """0 idle, 1 connecting, 2 beating, 3 rejected, 4 unreachable"""
 
-    def store(self, packed: Packed, reads: int, ttl_s: float, reader: int, inline_meta: int, timeout_s: float) -> tuple[int, bytes, bytes] | None:
+    def store(self, packed: Packed, reads: int, ttl_s: float, reader: int, inline_meta: int, timeout_s: float, checksum: bool = False) -> tuple[int, bytes, bytes] | None:
         """
         Copies an object into the pool: (claim, descriptor, meta beside it). None: no room before the deadline.
         """
 
-    def claim_in_place(self, packed: Packed, reads: int, ttl_s: float) -> tuple[int, bytes, bytes] | None:
+    def claim_in_place(self, packed: Packed, reads: int, ttl_s: float, checksum: bool = False) -> tuple[int, bytes, bytes] | None:
         """
         As store() without a copy, for tensors that already lie in the pool. None: some lie elsewhere.
         """

@@ -114,9 +114,11 @@ def wait(transfers: Sequence[Transfer], *, timeout: Timeout = ..., any: bool = F
     return transfer.wait(transfers, timeout=current()._waiting(timeout), any=any)
 
 
-def put(obj: Any, *, copy: bool = True, reads: int | None = None, ttl: float | None = None) -> TensorRef:
+def put(
+    obj: Any, *, copy: bool = True, reads: int | None = None, ttl: float | None = None, checksum: bool = False
+) -> TensorRef:
     """See `Endpoint.put`."""
-    return current().put(obj, copy=copy, reads=reads, ttl=ttl)
+    return current().put(obj, copy=copy, reads=reads, ttl=ttl, checksum=checksum)
 
 
 def get(

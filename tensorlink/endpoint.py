@@ -77,6 +77,7 @@ class Endpoint:
                 on_failed=self._on_failed,
             )
             self._engine.limit(settings.max_bytes_per_s or 0)
+            self._engine.verify(settings.verify)
             site = Site(self._engine, path, key, host_identity(), os.getpid(), listen, settings.ports)
             self._links = Links(settings, site, self._control)
             self._messages = Messages(self._engine, self._links, self._control, self._exhausted, self._report)
@@ -214,7 +215,15 @@ class Endpoint:
 
     # Handles
 
-    def put(self, obj: Any, *, copy: bool = True, reads: int | None = None, ttl: float | None = None) -> TensorRef:
+    def put(
+        self,
+        obj: Any,
+        *,
+        copy: bool = True,
+        reads: int | None = None,
+        ttl: float | None = None,
+        checksum: bool = False,
+    ) -> TensorRef:
         """Makes a tensor, or a tree of them, readable for others, and returns its handle.
 
         It is a snapshot in the pool. With `copy=False` tensors that already lie in the pool (from `empty`) are shared in
@@ -227,7 +236,7 @@ class Endpoint:
         Raises: PoolExhaustedError: no room, and the message says who holds what; TypeError: `obj` cannot travel.
         """
         self._check()
-        return self._objects.put(obj, copy, reads, ttl, self.settings.timeout)
+        return self._objects.put(obj, copy, reads, ttl, checksum, self.settings.timeout)
 
     def release(self, ref: TensorRef) -> None:
         """Ends a handle of this endpoint, however it came here. Idempotent. Raises: StaleRefError: it is somebody else's."""

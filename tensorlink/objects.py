@@ -44,16 +44,18 @@ class Objects:
         self._exhausted = exhausted
         self._failed = failed
 
-    def put(self, obj: Any, copy: bool, reads: int | None, ttl: float | None, timeout: float) -> TensorRef:
+    def put(
+        self, obj: Any, copy: bool, reads: int | None, ttl: float | None, checksum: bool, timeout: float
+    ) -> TensorRef:
         """As `Endpoint.put`."""
         if reads is not None and reads < 1:
             raise ValueError(f"reads must be at least 1, not {reads}")
         if ttl is not None and not ttl > 0:
             raise ValueError(f"ttl must be positive, not {ttl}")
         packed = _core.pack(obj)
-        stored = None if copy else self._engine.claim_in_place(packed, reads or 0, ttl or 0.0)
+        stored = None if copy else self._engine.claim_in_place(packed, reads or 0, ttl or 0.0, checksum)
         if stored is None:
-            stored = self._engine.store(packed, reads or 0, ttl or 0.0, 0, _INLINE_META, timeout)
+            stored = self._engine.store(packed, reads or 0, ttl or 0.0, 0, _INLINE_META, timeout, checksum)
         if stored is None:
             raise self._exhausted(packed.nbytes, "put")
         claim, descriptor, meta = stored

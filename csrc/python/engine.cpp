@@ -289,10 +289,10 @@ int heartbeat_state(Engine& engine) { return static_cast<int>(engine.heartbeat()
 template <class Class>
 void bind_memory(Class& engine) {
   engine.def("store", store,
-           nb::sig("def store(self, packed: Packed, reads: int, ttl_s: float, reader: int, inline_meta: int, timeout_s: float) -> tuple[int, bytes, bytes] | None"), "packed"_a, "reads"_a, "ttl_s"_a, "reader"_a, "inline_meta"_a, "timeout_s"_a,
+           nb::sig("def store(self, packed: Packed, reads: int, ttl_s: float, reader: int, inline_meta: int, timeout_s: float, checksum: bool = False) -> tuple[int, bytes, bytes] | None"), "packed"_a, "reads"_a, "ttl_s"_a, "reader"_a, "inline_meta"_a, "timeout_s"_a, "checksum"_a = false,
              "Copies an object into the pool: (claim, descriptor, meta beside it). None: no room before the deadline.")
       .def("claim_in_place", claim_in_place,
-           nb::sig("def claim_in_place(self, packed: Packed, reads: int, ttl_s: float) -> tuple[int, bytes, bytes] | None"), "packed"_a, "reads"_a, "ttl_s"_a,
+           nb::sig("def claim_in_place(self, packed: Packed, reads: int, ttl_s: float, checksum: bool = False) -> tuple[int, bytes, bytes] | None"), "packed"_a, "reads"_a, "ttl_s"_a, "checksum"_a = false,
            "As store() without a copy, for tensors that already lie in the pool. None: some lie elsewhere.")
       .def("release", [](Engine& e, uint64_t claim) { return e.release(claim); }, "claim"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("expose", expose,
@@ -383,6 +383,7 @@ void bind_engine(nb::module_& module) {
       }, "host"_a, "port"_a, "key"_a, "name"_a, "incarnation"_a, "timeout_s"_a)
       .def("limit", [](Engine& e, uint64_t bytes_per_s) { e.tcp().server().limit(bytes_per_s); }, "bytes_per_s"_a,
            "What is sent to one other host's peer at most; 0: as fast as it goes.")
+      .def("verify", &Engine::verify, "on"_a, "Whether everything that is stored from now on gets a checksum.")
       .def("refusals", [](Engine& e) { return e.tcp().take_refusals(); }, "Whom the TCP port turned away since the last call, and why.")
       .def("suspects", [](Engine& e) {
         nb::list result;

@@ -39,16 +39,16 @@ std::string_view MappedView::meta(std::string_view beside, const Limit&) {
 const std::vector<Extent>& MappedView::payload(const Limit&) {
   size_t count = descriptor_.payload_count();
   if (payload_.size() == count) return payload_;
-  payload_.clear();
-  for (size_t i = 0; i < count; ++i) payload_.push_back({lease_->shared(i), lease_->extent(i).nbytes});
-  return payload_;
+  std::vector<Extent> spans;
+  for (size_t i = 0; i < count; ++i) spans.push_back({lease_->shared(i), lease_->extent(i).nbytes});
+  verify(spans, meta({}, {}));
+  return payload_ = std::move(spans);
 }
 
 PyObject* MappedView::unpack(std::string_view beside, PyObject* like, bool copy, const Limit& limit) {
-  verify(limit);
+  const std::vector<Extent>& spans = payload(limit);
   std::string_view meta = this->meta(beside, limit);
   uint8_t frameworks = meta_frameworks(meta.data(), meta.size(), like);
-  const std::vector<Extent>& spans = payload(limit);
   Memory shared{spans.data(), spans.size(), lease_};
   PyObject* result;
   if (copy || nbytes_ < kViewFrom) {

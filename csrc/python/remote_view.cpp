@@ -33,13 +33,17 @@ void RemoteView::bring(const std::vector<tl::Extent>& extents, const std::vector
 
 std::string_view RemoteView::meta(std::string_view beside, const Limit& limit) {
   if (!descriptor_.meta_in_pool) return beside;
-  if (!meta_.empty()) return meta_;
+  if (meta_.empty()) descriptor_.checked ? static_cast<void>(payload(limit)) : bring_meta(limit);
+  return meta_;
+}
+
+void RemoteView::bring_meta(const Limit& limit) {
   const tl::Extent& extent = descriptor_.extents.back();
   constexpr uint64_t kMost = 1u << 30;
   if (extent.nbytes > kMost) throw Error(Fault::corrupt, "a peer describes an object in more than a GiB");
   std::string meta(extent.nbytes, '\0');
   bring({extent}, {{meta.data(), meta.size()}}, limit);
-  return meta_ = std::move(meta);
+  meta_ = std::move(meta);
 }
 
 std::vector<tl::Extent> RemoteView::payload_extents() const {
@@ -82,18 +86,20 @@ const std::vector<Extent>& RemoteView::payload(const Limit& limit) {
   allocate(limit);
   std::vector<Sink> sinks;
   for (const Extent& span : payload_) sinks.push_back({const_cast<char*>(span.data), span.nbytes});
-  bring(payload_extents(), sinks, limit);
-  here_ = true;
-  try {
-    verify(limit);
-  } catch (const Error&) {  // once more: the fault may have been on the way
-    here_ = false;
-    connection_->counters.retries.fetch_add(1, std::memory_order_relaxed);
+  for (bool again = false;; again = true) {
     bring(payload_extents(), sinks, limit);
+    if (descriptor_.checked && descriptor_.meta_in_pool) bring_meta(limit);
+    try {
+      verify(payload_, meta_);
+    } catch (const Error&) {  // once more: the fault may have been on the way
+      meta_.clear();
+      if (again) throw;
+      connection_->counters.retries.fetch_add(1, std::memory_order_relaxed);
+      continue;
+    }
     here_ = true;
-    verify(limit);
+    return payload_;
   }
-  return payload_;
 }
 
 PyObject* RemoteView::unpack(std::string_view beside, PyObject* like, bool copy, const Limit& limit) {

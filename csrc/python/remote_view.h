@@ -17,6 +17,7 @@ class RemoteView : public View {
 
  private:
   void allocate(const Limit& limit);
+  void bring_meta(const Limit& limit);
   void bring(const std::vector<tl::Extent>& extents, const std::vector<Sink>& sinks, const Limit& limit);
   bool bring_into(const FillPlan& plan, const Limit& limit);
   std::vector<tl::Extent> payload_extents() const;

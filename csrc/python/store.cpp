@@ -1,6 +1,7 @@
 #include "python/store.h"
 
 #include "copy.h"
+#include "crc32c.h"
 #include "descriptor.h"
 #include "python/wait.h"
 
@@ -58,7 +59,7 @@ std::shared_ptr<Block> allocate(Engine& engine, uint64_t nbytes, double timeout_
   return block;
 }
 
-nb::object store(Engine& engine, const Packed& packed, uint64_t reads, double ttl_s, uint64_t reader, uint64_t inline_meta, double timeout_s) {
+nb::object store(Engine& engine, const Packed& packed, uint64_t reads, double ttl_s, uint64_t reader, uint64_t inline_meta, double timeout_s, bool checksum) {
   bool beside = packed.meta.size() <= inline_meta;
   uint64_t meta_at = (packed.nbytes + 63) / 64 * 64;
   auto block = allocate(engine, beside ? packed.nbytes : meta_at + packed.meta.size(), timeout_s);
@@ -70,6 +71,11 @@ nb::object store(Engine& engine, const Packed& packed, uint64_t reads, double tt
     engine.arena()->warm(*block);
     copy_payload(packed, block->data());
     if (!beside) copy_bytes(block->data() + meta_at, packed.meta.data(), packed.meta.size());
+    if (checksum || engine.verifies()) {
+      descriptor.checked = true;
+      descriptor.crc = crc32c(0, block->data(), packed.nbytes);
+      if (!beside) descriptor.crc = crc32c(descriptor.crc, packed.meta.data(), packed.meta.size());
+    }
   }
   descriptor.extents.push_back({extent.segment, extent.offset, packed.nbytes});
   if (!beside) descriptor.extents.push_back({extent.segment, extent.offset + meta_at, packed.meta.size()});
@@ -98,7 +104,7 @@ nb::object expose(Engine& engine, uintptr_t address, uint64_t nbytes) {
   return nb::bytes(bytes.data(), bytes.size());
 }
 
-nb::object claim_in_place(Engine& engine, const Packed& packed, uint64_t reads, double ttl_s) {
+nb::object claim_in_place(Engine& engine, const Packed& packed, uint64_t reads, double ttl_s, bool checksum) {
   std::vector<std::shared_ptr<Block>> blocks;
   std::vector<Extent> spans;
   Descriptor descriptor;
@@ -115,6 +121,10 @@ nb::object claim_in_place(Engine& engine, const Packed& packed, uint64_t reads, 
   }
   std::string meta = blocks.empty() || blocks.size() > UINT16_MAX ? std::string() : packed.meta_in_place(spans.data(), spans.size());
   if (meta.empty()) return nb::none();
+  if ((descriptor.checked = checksum || engine.verifies())) {
+    nb::gil_scoped_release released;
+    for (const Extent& span : spans) descriptor.crc = crc32c(descriptor.crc, span.data, span.nbytes);
+  }
   descriptor.counted = reads > 0 ? Descriptor::tell : Descriptor::none;
   seal(engine, descriptor, make_claim(std::move(blocks), reads, ttl_s, 0));
   return stored(descriptor, meta);

@@ -37,13 +37,13 @@ View::View(const std::shared_ptr<Connection>& connection, Descriptor descriptor)
   for (size_t i = 0; i < descriptor_.payload_count(); ++i) nbytes_ += descriptor_.extents[i].nbytes;
 }
 
-void View::verify(const Limit& limit) {
+void View::verify(const std::vector<Extent>& spans, std::string_view meta) const {
   if (!descriptor_.checked) return;
-  const std::vector<Extent>& spans = payload(limit);
   uint32_t crc = 0;
   {
     nb::gil_scoped_release released;
     for (const Extent& span : spans) crc = crc32c(crc, span.data, span.nbytes);
+    if (descriptor_.meta_in_pool) crc = crc32c(crc, meta.data(), meta.size());
   }
   if (crc != descriptor_.crc) throw Error(Fault::corrupt, "the bytes that arrived aren't those that were put: their checksum differs");
 }
@@ -56,7 +56,6 @@ void View::read() {
 }
 
 PyObject* View::fill(std::string_view beside, PyObject* out, const Limit& limit) {
-  verify(limit);
   const std::vector<Extent>& spans = payload(limit);
   PyObject* result = fill_from(meta(beside, limit), spans.data(), spans.size(), out, limit);
   read();
@@ -64,14 +63,12 @@ PyObject* View::fill(std::string_view beside, PyObject* out, const Limit& limit)
 }
 
 void View::refill(Refill& target, bool through, const Limit& limit) {
-  verify(limit);
   target.run(payload(limit), through ? limit : Limit{});
   read();
 }
 
 void View::copy_to(uintptr_t address, const Limit& limit) {
   constexpr uint64_t kPiece = 8u << 20;
-  verify(limit);
   const std::vector<Extent>& spans = payload(limit);
   nb::gil_scoped_release released;
   char* to = reinterpret_cast<char*>(address);

@@ -26,7 +26,7 @@ class View {
   uint64_t nbytes() const { return nbytes_; }
   // The meta: the one that came beside the descriptor, or a copy of the one in the pool (its owner could still write it).
   virtual std::string_view meta(std::string_view beside, const Limit& limit) = 0;
-  // Address and size of each extent of the payload, read-only.
+  // Address and size of each extent of the payload, read-only; checked, if there is a checksum.
   virtual const std::vector<Extent>& payload(const Limit& limit) = 0;
   // All count as the one read of this view, once they succeed. Throw what opening it may throw.
   virtual PyObject* unpack(std::string_view beside, PyObject* like, bool copy, const Limit& limit) = 0;
@@ -37,8 +37,8 @@ class View {
 
  protected:
   View(const std::shared_ptr<Connection>& connection, Descriptor descriptor);
-  // The payload, checked by its checksum, if it has one.
-  void verify(const Limit& limit);
+  // Throws Fault::corrupt: these, and the meta if it lies in the pool, aren't what the checksum was made of.
+  void verify(const std::vector<Extent>& spans, std::string_view meta) const;
   void read();
 
   std::shared_ptr<Connection> connection_;
