@@ -1,6 +1,7 @@
 // The owner's side of the hold protocol (holds.h): which blocks stand, under which id, until when.
 #pragma once
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -20,9 +21,17 @@ struct Span {  // memory of this process
   uint64_t nbytes;
 };
 
+// Memory that its owner is still filling, from its begin on.
+struct Filling {
+  std::atomic<uint64_t> valid{0};     // bytes that may be read
+  std::atomic<bool> failed{false};    // no more will come
+  std::atomic<bool> awaited{false};   // the progress thread has a reader that wants more
+};
+
 struct Claim {
   Key key = random_key();    // what a reader on another host must show
   std::vector<std::shared_ptr<Block>> blocks;
+  std::shared_ptr<Filling> filling;  // null: all of it is there
   bool counted = false;      // ends after `reads_left` reads
   uint64_t reads_left = 0;
   int64_t expires_ns = 0;    // ends then; 0: never
@@ -74,12 +83,13 @@ class Claims {
   // Memory of a claim for a reader who knows its key. The caller keeps `blocks` while it uses the spans: then the memory stays as
   // it is, also after the claim has ended. Throws Fault::stale, corrupt: the extents aren't in the claim.
   void lend(ClaimId id, const Key& key, const std::vector<Extent>& extents, std::vector<Span>& spans,
-            std::vector<std::shared_ptr<Block>>& blocks) {
+            std::vector<std::shared_ptr<Block>>& blocks, std::shared_ptr<Filling>& filling) {
     std::lock_guard lock(mutex_);
     auto it = claims_.find(id);
     if (it == claims_.end() || !same(it->second.key.data(), key.data(), key.size()))
       throw Error(Fault::stale, "the handle was released, has expired or never existed");
     blocks = it->second.blocks;
+    filling = it->second.filling;
     for (const Extent& wanted : extents) {
       auto inside = [&](auto& block) {
         const Extent& own = block->extent();
@@ -90,6 +100,11 @@ class Claims {
       if (block == blocks.end()) throw Error(Fault::corrupt, "a descriptor names memory outside its claim");
       spans.push_back({(*block)->data() + (wanted.offset - (*block)->extent().offset), wanted.nbytes});
     }
+  }
+
+  bool stands(ClaimId id) {
+    std::lock_guard lock(mutex_);
+    return claims_.count(id) != 0;
   }
 
   bool knows(ClaimId id, const Key& key) {

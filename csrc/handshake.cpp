@@ -1,7 +1,5 @@
 #include "handshake.h"
 
-#include "hmac.h"
-
 namespace tl {
 
 namespace {
@@ -42,11 +40,14 @@ Digest mac(const Key& key, std::string_view purpose, const Nonce& first, const N
   return hmac_sha256(bytes_of(key), all);
 }
 
-Key masked(const Key& secret, const Key& key, const Nonce& acceptors, const Nonce& diallers) {
-  Digest pad = mac(key, "tensorlink pad", acceptors, diallers, {});
+Key differ(const Key& key, const Digest& pad) {
   Key result;
-  for (size_t i = 0; i < result.size(); ++i) result[i] = secret[i] ^ pad[i];
+  for (size_t i = 0; i < result.size(); ++i) result[i] = key[i] ^ pad[i];
   return result;
+}
+
+Key masked(const Key& secret, const Key& key, const Nonce& acceptors, const Nonce& diallers) {
+  return differ(secret, mac(key, "tensorlink pad", acceptors, diallers, {}));
 }
 
 std::string hello(const Contact& to, const Greeting& greeting, const Nonce& theirs, const Nonce& ours) {
@@ -83,6 +84,7 @@ Session greet(const Contact& to, const Greeting& greeting, const Patience& patie
   if (!same(proof.data(), rest.data() + head.text_size, sizeof proof)) throw Error(Fault::refused, "the key is wrong");
   if (!head.accepted) throw Error(Fault::refused, rest.substr(0, head.text_size));
   session.received = head.received;
+  session.secret = mac(to.key, "tensorlink secret", theirs.nonce, ours, {});
   return session;
 }
 
@@ -108,7 +110,7 @@ Heard hear(std::string_view hello, const Nonce& ours, const Key& key) {
   std::string body(text.substr(sizeof head));
   size_t first = body.find('\0'), second = body.find('\0', first + 1);
   if (first == std::string::npos || first == 0 || second == std::string::npos) throw Error(Fault::corrupt, "its greeting cannot be read");
-  Heard heard{{}, head.nonce};
+  Heard heard{{}, head.nonce, mac(key, "tensorlink secret", ours, head.nonce, {})};
   heard.greeting.role = static_cast<Role>(head.role);
   heard.greeting.from = {body.substr(0, first), head.incarnation};
   heard.greeting.to = {body.substr(first + 1, second - first - 1), head.to_incarnation};
@@ -122,6 +124,10 @@ std::string answer(const Heard& heard, const Nonce& ours, const Key& key, const 
   std::string said = std::string(bytes_of(head)) + text;
   Digest proof = mac(key, "tensorlink welcome", ours, heard.nonce, said);
   return said.append(bytes_of(proof));
+}
+
+Key masked(const Key& key, const Digest& secret, uint64_t number) {
+  return differ(key, hmac_sha256(bytes_of(secret), bytes_of(number)));
 }
 
 }  // namespace tl

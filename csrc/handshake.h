@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "connection.h"
+#include "hmac.h"
 #include "notes.h"
 #include "socket.h"
 
@@ -39,6 +40,7 @@ struct Greeting {
 struct Session {
   Fd socket;
   uint64_t received = 0;  // number of the last message that the acceptor had from us
+  Digest secret{};        // that only the two ends know
 };
 // Connects and greets. Throws Fault::lost, timeout, cancelled; refused: the key is wrong, or what the acceptor says.
 Session greet(const Contact& to, const Greeting& greeting, const Patience& patience);
@@ -52,9 +54,13 @@ size_t hello_size(std::string_view so_far);
 struct Heard {
   Greeting greeting;
   Nonce nonce;
+  Digest secret;
 };
 Heard hear(std::string_view hello, const Nonce& ours, const Key& key);
 // `refusal`: empty: welcome.
 std::string answer(const Heard& heard, const Nonce& ours, const Key& key, const std::string& refusal, uint64_t received);
+
+// Hides a key, or shows it again, from all but the two ends; `number` must be another one for each key.
+Key masked(const Key& key, const Digest& secret, uint64_t number);
 
 }  // namespace tl

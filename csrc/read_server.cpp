@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "crc32c.h"
 #include "engine.h"
 
 namespace tl {
@@ -11,16 +12,30 @@ namespace tl {
 namespace {
 constexpr uint64_t kTurn = 2u << 20;          // bytes before the next stream's turn
 constexpr size_t kMaxParts = 256;
-constexpr size_t kMaxIn = 64 + 24 * 65536;    // the largest request
+constexpr size_t kMaxIn = 256 + 48 * 65536;   // the largest request
 constexpr uint64_t kLeast = 64u << 10;        // under a rate: bytes that are worth a turn
 constexpr double kBurstS = 0.02;
+constexpr uint64_t kRelayFrom = 256u << 10;   // fewer bytes aren't worth another connection
+
+std::vector<Extent> read_extents(std::string_view words, size_t count) {
+  std::vector<Extent> extents(count);
+  for (size_t i = 0; i < count; ++i) {
+    uint64_t three[3];
+    std::memcpy(three, words.data() + i * sizeof three, sizeof three);
+    if (three[0] > UINT32_MAX) throw Error(Fault::corrupt, "a request names an impossible extent");
+    extents[i] = {static_cast<uint32_t>(three[0]), three[1], three[2]};
+  }
+  return extents;
+}
 }  // namespace
 
-void ReadServer::adopt(Fd socket, const Identity& peer) {
+void ReadServer::adopt(Fd socket, const Greeting& greeting, const Digest& secret) {
   int fd = socket.get();
   Stream& stream = streams_[fd];
   stream.socket = std::move(socket);
-  stream.peer = peer;
+  stream.peer = greeting.from;
+  stream.contact = greeting.contact;
+  stream.secret = secret;
   engine_.watch_fd(fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET);
 }
 
@@ -34,6 +49,8 @@ bool ReadServer::on_event(int fd, uint32_t) {
 
 int64_t ReadServer::on_tick(int64_t now) {
   int64_t due = INT64_MAX;
+  ready_.insert(ready_.end(), awaiting_.begin(), awaiting_.end());
+  awaiting_.clear();
   for (size_t turns = ready_.size(); turns > 0; --turns) {
     int fd = ready_.front();
     ready_.pop_front();
@@ -53,6 +70,8 @@ int64_t ReadServer::on_tick(int64_t now) {
       drop(fd);
     } else if (turn == Turn::more) {
       ready_.push_back(fd);
+    } else if (turn == Turn::awaiting) {
+      awaiting_.push_back(fd);  // whoever fills it nudges this thread
     } else {
       stream.ready = false;
     }
@@ -83,13 +102,15 @@ ReadServer::Turn ReadServer::serve(Stream& stream, uint64_t budget, uint64_t& se
         continue;
       }
       if (!stream.busy) continue;  // that was an acknowledgement
+      uint64_t most = std::min(budget - sent, available(stream));
+      if (most == 0) return stream.filling->failed ? Turn::ended : Turn::awaiting;
       iovec parts[kMaxParts];
       size_t count = 0;
       uint64_t total = 0, offset = stream.offset;
-      for (size_t i = stream.at; i <= stream.spans.size() && count < kMaxParts && total < budget - sent; ++i, offset = 0) {
+      for (size_t i = stream.at; i <= stream.spans.size() && count < kMaxParts && total < most; ++i, offset = 0) {
         const char* data = i == 0 ? stream.head.data() : stream.spans[i - 1].data;
         uint64_t size = (i == 0 ? stream.head.size() : stream.spans[i - 1].nbytes) - offset;
-        size = std::min(size, budget - sent - total);
+        size = std::min(size, most - total);
         parts[count++] = {const_cast<char*>(data + offset), size};
         total += size;
       }
@@ -97,6 +118,8 @@ ReadServer::Turn ReadServer::serve(Stream& stream, uint64_t budget, uint64_t& se
       if (n == 0 && total > 0) return Turn::blocked;
       sent += n;
       sent_.fetch_add(n, std::memory_order_relaxed);
+      uint64_t head = stream.at == 0 ? std::min<uint64_t>(n, stream.head.size() - stream.offset) : 0;
+      stream.position += n - head;
       for (stream.offset += n; stream.at <= stream.spans.size(); ++stream.at) {
         uint64_t size = stream.at == 0 ? stream.head.size() : stream.spans[stream.at - 1].nbytes;
         if (stream.offset < size) break;
@@ -110,27 +133,32 @@ ReadServer::Turn ReadServer::serve(Stream& stream, uint64_t budget, uint64_t& se
   }
 }
 
+// Bytes of the answer that can be sent now, the rest of its head included.
+uint64_t ReadServer::available(Stream& stream) {
+  if (!stream.filling) return UINT64_MAX;
+  uint64_t head = stream.at == 0 ? stream.head.size() - stream.offset : 0;
+  uint64_t there = stream.filling->valid - std::min(stream.filling->valid.load(), stream.position);
+  if (head + there > 0) return head + there;
+  stream.filling->awaited.store(true, std::memory_order_seq_cst);  // then look once more
+  uint64_t valid = stream.filling->valid.load(std::memory_order_seq_cst);
+  return valid - std::min(valid, stream.position);
+}
+
 // The next request, if all of it is here. Throws Fault::corrupt.
 bool ReadServer::take_request(Stream& stream) {
   ReadRequest request;
   if (stream.in.size() < sizeof request) return false;
   std::memcpy(&request, stream.in.data(), sizeof request);
   if (request.magic != ReadRequest::kMagic) throw Error(Fault::corrupt, "a request cannot be read");
-  size_t size = sizeof request + size_t{request.count} * 24;
+  const size_t words_size = size_t{request.count} * 24;
+  size_t size = sizeof request + words_size + (request.kind == ReadRequest::pull ? sizeof(RelayOffer) + words_size : 0);
   if (stream.in.size() < size) return false;
-  const char* words = stream.in.data() + sizeof request;
-  if (request.crc != checksum(request, words)) throw Error(Fault::corrupt, "a request changed on its way");
-  std::vector<Extent> extents(request.count);
-  for (Extent& extent : extents) {
-    uint64_t three[3];
-    std::memcpy(three, words, sizeof three);
-    words += sizeof three;
-    if (three[0] > UINT32_MAX) throw Error(Fault::corrupt, "a request names an impossible extent");
-    extent = {static_cast<uint32_t>(three[0]), three[1], three[2]};
-  }
+  std::string text = stream.in.substr(sizeof request, size - sizeof request);
   stream.in.erase(0, size);
-  if (request.kind == ReadRequest::read) {
-    answer(stream, request, extents);
+  if (request.crc != checksum(request, text)) throw Error(Fault::corrupt, "a request changed on its way");
+  std::vector<Extent> extents = read_extents(text, request.count);
+  if (request.kind == ReadRequest::read || request.kind == ReadRequest::pull) {
+    answer(stream, request, extents, std::string_view(text).substr(words_size));
   } else if (request.kind == ReadRequest::acknowledge) {
     engine_.acknowledged(request.claim, request.key, stream.peer, request.token);
   } else {
@@ -139,13 +167,16 @@ bool ReadServer::take_request(Stream& stream) {
   return true;
 }
 
-void ReadServer::answer(Stream& stream, const ReadRequest& request, const std::vector<Extent>& extents) {
+void ReadServer::answer(Stream& stream, const ReadRequest& request, const std::vector<Extent>& extents, std::string_view offer) {
   ReadReply reply{ReadReply::kMagic, ReadReply::ok, 0, 0, 0, 0};
+  std::string body;
   try {
-    engine_.claims().lend(request.claim, request.key, extents, stream.spans, stream.blocks);
+    engine_.claims().lend(request.claim, request.key, extents, stream.spans, stream.blocks, stream.filling);
     for (const Span& span : stream.spans) reply.nbytes += span.nbytes;
     if (request.skip > reply.nbytes) throw Error(Fault::corrupt, "more is to be skipped than there is");
     reply.nbytes -= request.skip;
+    stream.position = request.skip;
+    if (request.kind == ReadRequest::pull && reply.nbytes >= kRelayFrom) body = redirect(stream, request.claim, request.count, offer);
     uint64_t skip = request.skip;
     for (Span& span : stream.spans) {
       uint64_t n = std::min(skip, span.nbytes);
@@ -158,12 +189,47 @@ void ReadServer::answer(Stream& stream, const ReadRequest& request, const std::v
     reply.status = error.fault == Fault::stale ? ReadReply::stale : ReadReply::corrupt;
     reply.nbytes = 0;
   }
+  if (!body.empty()) {
+    stream.spans.clear();
+    stream.blocks.clear();
+    stream.filling.reset();
+    reply.status = ReadReply::redirect;
+    reply.nbytes = body.size();
+  }
   reply.crc = checksum(reply);
   stream.head.assign(reinterpret_cast<const char*>(&reply), sizeof reply);
+  stream.head += body;
   stream.at = 0, stream.offset = 0, stream.busy = true;
   ++lent_;
   std::lock_guard lock(borrowers_mutex_);
   borrowers_[stream.socket.get()] = {stream.peer.name, reply.nbytes};
+}
+
+// Where else a reader is to read; empty: here.
+std::string ReadServer::redirect(Stream& stream, ClaimId claim, size_t count, std::string_view text) {
+  RelayOffer offer;
+  std::memcpy(&offer, text.data(), sizeof offer);
+  Hop reader{0, stream.peer, stream.contact, {}};
+  reader.relay.claim = offer.claim;
+  reader.relay.key = masked(offer.masked_key, stream.secret, offer.claim);
+  reader.relay.extents = read_extents(text.substr(sizeof offer), count);
+  chains_.sweep([&](ClaimId id) { return engine_.claims().stands(id); });
+  size_t depth = 0;
+  const Hop* hop = chains_.source(claim, std::move(reader), offer.failed, depth);
+  if (!hop) return {};
+  Redirect head{hop->id, depth, hop->relay.claim, masked(hop->relay.key, stream.secret, 2 * hop->id + 1),
+                masked(hop->contact.key, stream.secret, 2 * hop->id), hop->peer.incarnation, hop->contact.at.port,
+                static_cast<uint16_t>(hop->peer.name.size()), static_cast<uint16_t>(hop->contact.at.host.size()),
+                static_cast<uint16_t>(hop->relay.extents.size()), 0, 0};
+  std::string body(reinterpret_cast<const char*>(&head), sizeof head);
+  body += hop->peer.name + hop->contact.at.host;
+  for (const Extent& extent : hop->relay.extents) {
+    uint64_t three[3] = {extent.segment, extent.offset, extent.nbytes};
+    body.append(reinterpret_cast<const char*>(three), sizeof three);
+  }
+  head.crc = crc32c(0, body.data(), body.size());
+  std::memcpy(body.data(), &head, sizeof head);
+  return body;
 }
 
 void ReadServer::done(Stream& stream) {
@@ -171,6 +237,7 @@ void ReadServer::done(Stream& stream) {
   stream.busy = false;
   stream.spans.clear();
   stream.blocks.clear();
+  stream.filling.reset();
   {
     std::lock_guard lock(borrowers_mutex_);
     borrowers_.erase(stream.socket.get());

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <string>
 
+#include "chain.h"
 #include "claims.h"
 #include "reads.h"
 
@@ -20,7 +21,7 @@ class ReadServer {
  public:
   explicit ReadServer(Engine& engine) : engine_(engine) {}
 
-  void adopt(Fd socket, const Identity& peer);
+  void adopt(Fd socket, const Greeting& greeting, const Digest& secret);
   bool on_event(int fd, uint32_t events);
   // Sends what there is to send, a piece of each stream; returns when to be called next.
   int64_t on_tick(int64_t now);
@@ -37,30 +38,37 @@ class ReadServer {
   struct Stream {
     Fd socket;
     Identity peer;
+    Contact contact;
+    Digest secret;
     std::string in;                                // requests that have arrived
     std::string head;                              // of the answer
     std::vector<std::shared_ptr<Block>> blocks;    // what is being sent
     std::vector<Span> spans;
     size_t at = 0;                                 // the next byte: of `head`, then of spans[at - 1]
     uint64_t offset = 0;
+    std::shared_ptr<Filling> filling;              // what is being sent is still being received
+    uint64_t position = 0;                         // of the next byte of the claim
     bool busy = false, ready = false;
   };
   struct Bucket {  // of tokens; one a byte
     double bytes = 0;
     int64_t since = 0;
   };
-  enum class Turn { more, idle, blocked, ended };
+  enum class Turn { more, idle, blocked, awaiting, ended };
 
   Turn serve(Stream& stream, uint64_t budget, uint64_t& sent);
   bool take_request(Stream& stream);
-  void answer(Stream& stream, const ReadRequest& request, const std::vector<Extent>& extents);
+  void answer(Stream& stream, const ReadRequest& request, const std::vector<Extent>& extents, std::string_view offer);
+  std::string redirect(Stream& stream, ClaimId claim, size_t count, std::string_view offer);
+  uint64_t available(Stream& stream);
   void done(Stream& stream);
   void drop(int fd);
   uint64_t allowance(const std::string& peer, int64_t now);
 
   Engine& engine_;
   std::map<int, Stream> streams_;
-  std::deque<int> ready_;
+  std::deque<int> ready_, awaiting_;
+  Chains chains_;
   std::map<std::string, Bucket> buckets_;
   std::atomic<uint64_t> limit_{0}, sent_{0};
   std::atomic<int> lent_{0};

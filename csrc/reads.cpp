@@ -12,6 +12,8 @@ namespace {
 constexpr uint64_t kSlice = 1u << 20;  // between two looks at the stop flag and the clock
 constexpr size_t kMaxParts = 1024;     // of one recvmsg
 constexpr size_t kMaxIdle = 4;
+constexpr int kMaxHops = 16;
+constexpr int64_t kStall = 1'000'000'000;
 
 // The next bytes of a list of sinks, as recvmsg wants them.
 class Cursor {
@@ -48,27 +50,42 @@ class Cursor {
   uint64_t offset_ = 0;
 };
 
-std::string encode(ReadRequest request, const std::vector<Extent>& extents) {
-  std::string words;
+void append(std::string& text, const std::vector<Extent>& extents) {
   for (const Extent& extent : extents) {
     uint64_t three[3] = {extent.segment, extent.offset, extent.nbytes};
-    words.append(reinterpret_cast<const char*>(three), sizeof three);
+    text.append(reinterpret_cast<const char*>(three), sizeof three);
   }
+}
+
+std::string encode(ReadRequest request, const std::vector<Extent>& extents, const std::string& more = {}) {
+  std::string rest;
+  append(rest, extents);
+  rest += more;
   request.count = static_cast<uint16_t>(extents.size());
-  request.crc = checksum(request, words.data());
-  return std::string(reinterpret_cast<const char*>(&request), sizeof request) + words;
+  request.crc = checksum(request, rest);
+  return std::string(reinterpret_cast<const char*>(&request), sizeof request) + rest;
 }
 
 }  // namespace
 
-uint32_t checksum(ReadRequest request, const char* extents) {
+uint32_t checksum(ReadRequest request, std::string_view rest) {
   request.crc = 0;
-  return crc32c(crc32c(0, &request, sizeof request), extents, request.count * 24);
+  return crc32c(crc32c(0, &request, sizeof request), rest.data(), rest.size());
 }
 
 uint32_t checksum(ReadReply reply) {
   reply.crc = 0;
   return crc32c(0, &reply, sizeof reply);
+}
+
+void Relay::advance(uint64_t valid) const {
+  filling->valid.store(valid, std::memory_order_seq_cst);
+  if (filling->awaited.exchange(false, std::memory_order_seq_cst)) advanced();
+}
+
+void Relay::fail() const {
+  filling->failed = true;
+  advanced();
 }
 
 Reads::Reads(Contact contact, Greeting greeting, Counters& counters, const Outbound& outbound)
@@ -79,34 +96,42 @@ Reads::Reads(Contact contact, Greeting greeting, Counters& counters, const Outbo
       counters_(counters),
       outbound_(outbound) {}
 
-void Reads::read(const Descriptor& claim, const std::vector<Extent>& extents, const std::vector<Sink>& sinks, const Patience& waiter) {
+void Reads::read(const Descriptor& claim, const std::vector<Extent>& extents, const std::vector<Sink>& sinks, const Patience& waiter,
+                 const Relay* relay) {
   Patience patience = waiter;
   patience.look = [&] {
     check(waiter);
     if (waiter.look) waiter.look();
   };
-  ReadRequest request{ReadRequest::kMagic, ReadRequest::read, 0, claim.claim, claim.key, 0, 0, 0, 0};
-  uint64_t done = 0;
-  for (int failures = 0;;) {
+  const ReadRequest request{ReadRequest::kMagic, relay ? ReadRequest::pull : ReadRequest::read, 0, claim.claim, claim.key, 0, 0, 0, 0};
+  Work work{sinks, relay};
+  for (const Sink& sink : sinks) work.total += sink.nbytes;
+  uint64_t failed = 0;
+  for (int failures = 0, hops = 0;;) {
     check(patience);
     StreamPtr stream;
-    const uint64_t before = done;
+    const uint64_t before = work.done;
     bool fresh = true;
     try {
       stream = open(patience);
       fresh = !stream->used;
-      attempt(*stream, request, extents, sinks, done, patience);
+      Target target;
+      attempt(*stream, request, extents, work, failed, target, patience);
       give_back(std::move(stream));
-      counters_.bytes_read.fetch_add(done, std::memory_order_relaxed);
-      return;
+      if (!target.id || follow(target, work, patience)) {
+        counters_.bytes_read.fetch_add(work.done, std::memory_order_relaxed);
+        return;
+      }
+      failed = target.id;
+      if (++hops > kMaxHops) throw Error(Fault::transport, "no other reader passes it on");
     } catch (const Error& error) {
       if (stream) give_up(*stream);
       check(patience);
       if (error.fault != Fault::lost) throw;
       if (!stream && error.code == ECONNREFUSED) throw Error(Fault::lost, greeting_.to.name + " has gone: " + error.what());
-      if (done > before) failures = 0;
+      if (work.done > before) failures = 0;
       if (fresh && ++failures > kRetries) throw Error(Fault::transport, "the path broke " + std::to_string(failures) + " times in a row: " + error.what());
-      if (fresh || done > before) counters_.retries.fetch_add(1, std::memory_order_relaxed);  // else it had ended while it was idle
+      if (fresh || work.done > before) counters_.retries.fetch_add(1, std::memory_order_relaxed);  // else it had ended while it was idle
     } catch (...) {
       if (stream) give_up(*stream);
       throw;
@@ -114,33 +139,105 @@ void Reads::read(const Descriptor& claim, const std::vector<Extent>& extents, co
   }
 }
 
-void Reads::attempt(Stream& stream, ReadRequest request, const std::vector<Extent>& extents, const std::vector<Sink>& sinks, uint64_t& done,
+// The rest of a read from another reader. False: it failed, and the owner must say what else to do.
+bool Reads::follow(const Target& target, Work& work, const Patience& waiter) {
+  Greeting greeting = greeting_;
+  greeting.to = target.peer;
+  Reads hop(target.contact, greeting, counters_, outbound_);
+  Patience patience = waiter;  // whoever stands nearer to the fault notices it first
+  patience.stall_ns = kStall + static_cast<int64_t>(target.depth) * kStall / 2;
+  patience.deadline_ns = std::min(waiter.deadline_ns, now_ns() + kStall);
+  StreamPtr stream;
+  try {
+    stream = hop.open(patience);
+    patience.deadline_ns = waiter.deadline_ns;
+    ReadRequest request{ReadRequest::kMagic, ReadRequest::read, 0, target.claim.claim, target.claim.key, 0, 0, 0, 0};
+    Target no_further;
+    hop.attempt(*stream, request, target.claim.extents, work, 0, no_further, patience);
+    if (no_further.id == 0) return true;
+  } catch (const Error&) {
+    check(waiter);
+    if (now_ns() >= waiter.deadline_ns) throw Error(Fault::timeout, "the deadline passed");
+  }
+  counters_.retries.fetch_add(1, std::memory_order_relaxed);
+  if (stream) hop.give_up(*stream);
+  return false;
+}
+
+void Reads::attempt(Stream& stream, ReadRequest request, const std::vector<Extent>& extents, Work& work, uint64_t failed, Target& target,
                     const Patience& patience) {
   const int fd = stream.socket.get();
   Stop::Guard guard(patience.stop, fd);
   if (!flush(stream)) throw Error(Fault::lost, "the stream is full");
-  request.skip = done;
-  std::string text = encode(request, extents);
+  request.skip = work.done;
+  std::string more;
+  if (request.kind == ReadRequest::pull) {
+    const Descriptor& own = work.relay->descriptor;
+    RelayOffer offer{own.claim, masked(own.key, stream.secret, own.claim), failed};
+    more.assign(reinterpret_cast<const char*>(&offer), sizeof offer);
+    append(more, own.extents);
+  }
+  std::string text = encode(request, extents, more);
   send_all(fd, text.data(), text.size(), patience);
   ReadReply reply;
   receive_all(fd, &reply, sizeof reply, patience);
   if (reply.magic != ReadReply::kMagic || reply.crc != checksum(reply)) throw Error(Fault::lost, "the answer changed on its way");
   stream.unconfirmed.clear();
   if (reply.status == ReadReply::stale) throw Error(Fault::stale, "the handle was released, has expired or never existed");
+  if (reply.status == ReadReply::redirect) {
+    target = receive_redirect(stream, reply.nbytes, patience);
+    return;
+  }
   if (reply.status != ReadReply::ok) throw Error(Fault::corrupt, "a descriptor names memory outside its claim");
-  uint64_t total = 0;
-  for (const Sink& sink : sinks) total += sink.nbytes;
-  if (reply.nbytes != total - done) throw Error(Fault::corrupt, "the peer sends another number of bytes than were asked for");
+  if (reply.nbytes != work.total - work.done) throw Error(Fault::corrupt, "the peer sends another number of bytes than were asked for");
+  receive(stream, work, patience);
+}
+
+void Reads::receive(Stream& stream, Work& work, const Patience& patience) {
+  const int fd = stream.socket.get();
   iovec parts[kMaxParts];
   char nowhere[4096];
-  for (Cursor cursor(sinks, done); done < total;) {
+  for (Cursor cursor(work.sinks, work.done); work.done < work.total;) {
     if (patience.stopped()) throw Error(Fault::cancelled, "cancelled");
-    if (now_ns() >= patience.deadline_ns) throw Error(Fault::timeout, "the deadline passed");
+    int64_t now = now_ns();
+    if (now >= patience.deadline_ns) throw Error(Fault::timeout, "the deadline passed");
     size_t n = receive_some(fd, parts, cursor.parts(parts, nowhere, sizeof nowhere));
-    if (n == 0) await_readable(fd, patience);
+    if (n == 0) {
+      Patience wait = patience;
+      if (patience.stall_ns) wait.deadline_ns = std::min(patience.deadline_ns, now + patience.stall_ns);
+      await_readable(fd, wait);
+      continue;
+    }
     cursor.advance(n);
-    done += n;
+    work.done += n;
+    if (work.relay) work.relay->advance(work.done);
   }
+}
+
+Reads::Target Reads::receive_redirect(Stream& stream, uint64_t nbytes, const Patience& patience) {
+  constexpr uint64_t kMost = sizeof(Redirect) + 2 * 65536 + 24 * 65536;
+  if (nbytes < sizeof(Redirect) || nbytes > kMost) throw Error(Fault::corrupt, "a redirect of an impossible size");
+  std::string body(nbytes, '\0');
+  receive_all(stream.socket.get(), body.data(), body.size(), patience);
+  Redirect head;
+  std::memcpy(&head, body.data(), sizeof head);
+  uint32_t crc = head.crc;
+  head.crc = 0;
+  std::memcpy(body.data(), &head, sizeof head);
+  if (crc != crc32c(0, body.data(), body.size())) throw Error(Fault::lost, "the answer changed on its way");
+  if (nbytes != sizeof head + head.name_size + head.host_size + head.count * size_t{24} || !head.id) throw Error(Fault::corrupt, "a redirect cannot be read");
+  const char* at = body.data() + sizeof head;
+  Target target{head.id, head.depth, {std::string(at, head.name_size), head.incarnation}, {}, {}};
+  target.contact = {{std::string(at + head.name_size, head.host_size), head.port}, masked(head.masked_contact_key, stream.secret, 2 * head.id)};
+  target.claim.claim = head.claim;
+  target.claim.key = masked(head.masked_key, stream.secret, 2 * head.id + 1);
+  at += head.name_size + head.host_size;
+  for (size_t i = 0; i < head.count; ++i, at += 24) {
+    uint64_t three[3];
+    std::memcpy(three, at, sizeof three);
+    target.claim.extents.push_back({static_cast<uint32_t>(three[0]), three[1], three[2]});
+  }
+  return target;
 }
 
 // A cancel or a close shows as the end of a stream: this tells them apart.
@@ -164,7 +261,9 @@ Reads::StreamPtr Reads::open(const Patience& patience) {
   if (contact_.at.host.empty()) throw Error(Fault::refused, greeting_.to.name + " serves no reads from other hosts");
   stream = std::make_unique<Stream>();
   try {
-    stream->socket = greet(contact_, greeting_, patience).socket;
+    Session session = greet(contact_, greeting_, patience);
+    stream->socket = std::move(session.socket);
+    stream->secret = session.secret;
   } catch (const Error& error) {
     if (error.fault == Fault::refused && std::string_view(error.what()) == "restarted")
       throw Error(Fault::lost, greeting_.to.name + " has restarted", ECONNREFUSED);

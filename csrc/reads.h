@@ -3,11 +3,14 @@
 // The owner's progress thread answers (read_server.h). The reader receives straight into the memory that the bytes are
 // for. A stream that breaks is replaced, and the read goes on from what has arrived; a read that is cancelled or too late
 // ends its stream, so that nothing lands any more. Streams are kept for the next read.
+//
+// Where many want the same, the owner may send a reader on to another one, who passes on what it gets (chain.h).
 #pragma once
 #include <deque>
 #include <set>
 #include <vector>
 
+#include "claims.h"
 #include "connection.h"
 #include "descriptor.h"
 #include "handshake.h"
@@ -17,9 +20,9 @@ namespace tl {
 
 struct ReadRequest {
   static constexpr uint32_t kMagic = 0x31524c54;  // "TLR1"
-  enum Kind : uint16_t { read = 1, acknowledge = 2 };
+  enum Kind : uint16_t { read = 1, acknowledge = 2, pull = 3 };
   uint32_t magic;
-  uint16_t kind, count;  // extents follow: u64 segment, offset, nbytes each
+  uint16_t kind, count;  // extents follow: u64 segment, offset, nbytes each; with `pull` a RelayOffer, and its extents
   ClaimId claim;
   Key key;
   uint64_t skip;   // bytes that the reader has already
@@ -28,14 +31,39 @@ struct ReadRequest {
   uint32_t zero;
 };
 
+struct RelayOffer {  // with `pull`: what the reader will have itself, in as many extents of the same sizes
+  ClaimId claim;
+  Key masked_key;
+  uint64_t failed;  // the hop that did not serve it, or 0
+};
+
 struct ReadReply {  // and then the bytes
   static constexpr uint32_t kMagic = 0x31414c54;  // "TLA1"
-  enum Status : uint16_t { ok = 0, stale = 1, corrupt = 2 };
+  enum Status : uint16_t { ok = 0, stale = 1, corrupt = 2, redirect = 3 };
   uint32_t magic;
   uint16_t status, zero;
   uint64_t nbytes;  // that follow
   uint32_t crc;
   uint32_t zero_too;
+};
+
+struct Redirect {  // with the status `redirect`: then name, host and extents
+  uint64_t id, depth;
+  ClaimId claim;
+  Key masked_key, masked_contact_key;
+  uint64_t incarnation;
+  uint16_t port, name_size, host_size, count;
+  uint32_t crc;  // CRC32C of all that, this field 0
+  uint32_t zero;
+};
+
+// What a reader passes on while it gets it: a claim over the memory that the sinks are.
+struct Relay {
+  Descriptor descriptor;
+  std::shared_ptr<Filling> filling;
+  std::function<void()> advanced;  // somebody waits for more
+  void advance(uint64_t valid) const;
+  void fail() const;
 };
 
 class Reads {
@@ -46,8 +74,10 @@ class Reads {
   Reads(Contact contact, Greeting greeting, Counters& counters, const Outbound& outbound);
 
   // Brings the extents of a claim, one after the other, into the sinks. Blocks. Throws Fault::stale, corrupt, lost, timeout,
-  // cancelled, closed, and what `patience.look` throws. When it has returned or thrown, nothing lands any more.
-  void read(const Descriptor& claim, const std::vector<Extent>& extents, const std::vector<Sink>& sinks, const Patience& patience);
+  // cancelled, closed, and what `patience.look` throws. When it has returned or thrown, nothing lands any more. With `relay` the
+  // bytes may come from another reader, and go on to others.
+  void read(const Descriptor& claim, const std::vector<Extent>& extents, const std::vector<Sink>& sinks, const Patience& patience,
+            const Relay* relay = nullptr);
   // Tells the owner that one read has succeeded; at the latest with the next read.
   void acknowledge(const Descriptor& claim);
   const Contact& contact() const { return contact_; }
@@ -57,6 +87,7 @@ class Reads {
  private:
   struct Stream {
     Fd socket;
+    Digest secret;
     std::deque<ReadRequest> unconfirmed;  // acknowledgements after which nothing was heard
     bool used = false;
   };
@@ -66,8 +97,23 @@ class Reads {
   void give_back(StreamPtr stream);
   void give_up(Stream& stream);
   bool flush(Stream& stream);
-  void attempt(Stream& stream, ReadRequest request, const std::vector<Extent>& extents, const std::vector<Sink>& sinks, uint64_t& done,
+  struct Work {  // one read, over all its streams
+    const std::vector<Sink>& sinks;
+    const Relay* relay;
+    uint64_t total = 0, done = 0;
+  };
+  struct Target {  // of a redirect
+    uint64_t id = 0, depth = 0;
+    Identity peer;
+    Contact contact;
+    Descriptor claim;
+  };
+
+  void attempt(Stream& stream, ReadRequest request, const std::vector<Extent>& extents, Work& work, uint64_t failed, Target& target,
                const Patience& patience);
+  void receive(Stream& stream, Work& work, const Patience& patience);
+  Target receive_redirect(Stream& stream, uint64_t nbytes, const Patience& patience);
+  bool follow(const Target& target, Work& work, const Patience& patience);
   void check(const Patience& patience) const;
 
   const Contact contact_;
@@ -82,7 +128,7 @@ class Reads {
   std::atomic<bool> closed_{false};
 };
 
-uint32_t checksum(ReadRequest request, const char* extents);
+uint32_t checksum(ReadRequest request, std::string_view rest);
 uint32_t checksum(ReadReply reply);
 
 }  // namespace tl

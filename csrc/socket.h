@@ -23,6 +23,7 @@ struct Patience {
   int64_t deadline_ns;
   Stop* stop = nullptr;              // ends the wait at once
   std::function<void()> look = {};   // called every few hundredths of a second and after a signal; throws to end the wait
+  int64_t stall_ns = 0;              // reads: the longest time without a byte; 0: any
   bool stopped() const { return stop && stop->flag; }
 };
 

@@ -108,7 +108,7 @@ void TcpPort::welcome(Pending pending, const Heard& heard) {
   iovec part{text.data(), text.size()};
   try {
     if (send_some(pending.socket.get(), &part, 1) != text.size() || !refusal.empty()) return;
-    if (greeting.role == Role::reads) return server_.adopt(std::move(pending.socket), greeting.from);
+    if (greeting.role == Role::reads) return server_.adopt(std::move(pending.socket), greeting, heard.secret);
     auto connection = make(std::move(pending.socket), false, greeting.from, greeting.contact, 0);
     add(connection);
     engine_.each_published([&](const std::string& name, const Notice& notice) { connection->published(name, notice); });

@@ -184,6 +184,11 @@ class View:
     @property
     def nbytes(self) -> int: ...
 
+    def pass_on(self) -> bool:
+        """
+        Call it before the view is looked at: while it lives, other hosts may read from here what was read. False: they need not.
+        """
+
     def addresses(self) -> list[tuple[int, int]]: ...
 
     def copy_to(self, address: int, stop: Stop | None) -> None:

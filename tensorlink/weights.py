@@ -213,6 +213,7 @@ class WeightSubscriber:
         self._source: _Source | None = None
         self._gone: PeerId | None = None  # the publisher that was lost, until another one is found
         self._have: tuple[PeerId, int] | None = None
+        self._passed_on: _core.View | None = None  # the version that `into` holds, for subscribers on other hosts
         self._stats: dict[str, Any] = {
             "pulls": 0,
             "bytes": 0,
@@ -274,6 +275,7 @@ class WeightSubscriber:
     def close(self) -> None:
         """Ends it; `into` stays as it is. Idempotent."""
         self._closed = True
+        self._passed_on = None
 
     def __enter__(self) -> Self:
         return self
@@ -350,12 +352,16 @@ class WeightSubscriber:
                 return None
             if not isinstance(view, _core.View):
                 raise NoPathError(f"{source.connection.transport} cannot carry weights", peer=str(source.peer))
+            self._passed_on = None  # nobody wants the old version any more, and its memory can take the new one
+            passes_on = not stream and view.pass_on()
             self._target.prepare(view, limit.stop, limit.left())  # compares; nothing has been written when it raises
             limit.check_stop()
             if stream:
                 self._have = None
             self._target.run(view, stream, limit.stop, limit.left())
             self._have = (source.peer, version)
+            if passes_on:
+                self._passed_on = view
             return int(view.nbytes)
         finally:
             del view  # an error that somebody keeps must not keep the version held

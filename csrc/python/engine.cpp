@@ -221,6 +221,7 @@ void bind_views(nb::module_& module) {
       .def("is_set", [](const Stop& s) { return s.flag.load(); });
   nb::class_<View>(module, "View", "An object in a peer's pool, opened here: mapped, or brought over when it is looked at.")
       .def_prop_ro("nbytes", &View::nbytes)
+      .def("pass_on", &View::pass_on, "Call it before the view is looked at: while it lives, other hosts may read from here what was read. False: they need not.")
       .def("addresses", [](View& v) {
         nb::list result;
         for (const Extent& e : v.payload({})) result.append(nb::make_tuple(reinterpret_cast<uintptr_t>(e.data), e.nbytes));
@@ -310,7 +311,7 @@ void bind_memory(Class& engine) {
          "What this process published last under a name: (version, descriptor), or None.")
       .def("open", [](Engine& e, std::shared_ptr<Connection> c, nb::bytes d, double timeout_s) {
         return View::open(e, c, text(d), timeout_s);
-      }, "connection"_a, "descriptor"_a, "timeout_s"_a)
+      }, "connection"_a, "descriptor"_a, "timeout_s"_a, nb::keep_alive<0, 1>())
       .def("sweep", &Engine::sweep, nb::call_guard<nb::gil_scoped_release>())
       .def("usage", usage, nb::sig("def usage(self) -> dict[str, typing.Any]"));
 }

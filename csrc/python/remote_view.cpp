@@ -24,11 +24,33 @@ bool in_main_thread() { return ::syscall(SYS_gettid) == ::getpid(); }
 RemoteView::RemoteView(Engine& engine, const std::shared_ptr<TcpConnection>& connection, Descriptor descriptor)
     : View(connection, std::move(descriptor)), engine_(engine), tcp_(connection) {}
 
-void RemoteView::bring(const std::vector<tl::Extent>& extents, const std::vector<Sink>& sinks, const Limit& limit) {
+RemoteView::~RemoteView() {
+  if (relay_.descriptor.claim) engine_.release(relay_.descriptor.claim);
+}
+
+// Makes a claim over the memory that the payload is brought to.
+void RemoteView::begin_relay() {
+  if (!passes_on_ || !block_ || relay_.descriptor.claim) return;
+  Claim claim;
+  claim.blocks.push_back(block_);
+  claim.filling = relay_.filling = std::make_shared<Filling>();
+  relay_.descriptor.key = claim.key;
+  relay_.advanced = [&engine = engine_] { engine.nudge(); };
+  for (const Extent& span : payload_)
+    relay_.descriptor.extents.push_back({block_->extent().segment, block_->extent().offset + static_cast<uint64_t>(span.data - block_->data()), span.nbytes});
+  relay_.descriptor.claim = engine_.claim(std::move(claim));
+}
+
+void RemoteView::bring(const std::vector<tl::Extent>& extents, const std::vector<Sink>& sinks, const Limit& limit, const Relay* relay) {
   Patience patience{deadline_of(limit.timeout_s), limit.stop};
   if (in_main_thread()) patience.look = look;
   nb::gil_scoped_release released;
-  tcp_->reads().read(descriptor_, extents, sinks, patience);
+  try {
+    tcp_->reads().read(descriptor_, extents, sinks, patience, relay);
+  } catch (...) {
+    if (relay) relay->fail();
+    throw;
+  }
 }
 
 std::string_view RemoteView::meta(std::string_view beside, const Limit& limit) {
@@ -70,7 +92,8 @@ void RemoteView::allocate(const Limit& limit) {
     nb::gil_scoped_release released;
     engine_.arena()->warm(*block);
     data = block->data();
-    keep_ = std::move(block);
+    keep_ = block;
+    block_ = std::move(block);
   }
   uint64_t at = 0;
   payload_.clear();
@@ -86,8 +109,9 @@ const std::vector<Extent>& RemoteView::payload(const Limit& limit) {
   allocate(limit);
   std::vector<Sink> sinks;
   for (const Extent& span : payload_) sinks.push_back({const_cast<char*>(span.data), span.nbytes});
+  begin_relay();
   for (bool again = false;; again = true) {
-    bring(payload_extents(), sinks, limit);
+    bring(payload_extents(), sinks, limit, again || !relay_.descriptor.claim ? nullptr : &relay_);
     if (descriptor_.checked && descriptor_.meta_in_pool) bring_meta(limit);
     try {
       verify(payload_, meta_);

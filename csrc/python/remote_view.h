@@ -8,6 +8,8 @@ namespace tl::python {
 class RemoteView : public View {
  public:
   RemoteView(Engine& engine, const std::shared_ptr<TcpConnection>& connection, Descriptor descriptor);
+  ~RemoteView() override;
+  bool pass_on() override { return passes_on_ = true; }
   std::string_view meta(std::string_view beside, const Limit& limit) override;
   const std::vector<Extent>& payload(const Limit& limit) override;
   PyObject* unpack(std::string_view beside, PyObject* like, bool copy, const Limit& limit) override;
@@ -18,13 +20,17 @@ class RemoteView : public View {
  private:
   void allocate(const Limit& limit);
   void bring_meta(const Limit& limit);
-  void bring(const std::vector<tl::Extent>& extents, const std::vector<Sink>& sinks, const Limit& limit);
+  void bring(const std::vector<tl::Extent>& extents, const std::vector<Sink>& sinks, const Limit& limit, const Relay* relay = nullptr);
+  void begin_relay();
   bool bring_into(const FillPlan& plan, const Limit& limit);
   std::vector<tl::Extent> payload_extents() const;
 
   Engine& engine_;
   std::shared_ptr<TcpConnection> tcp_;
   std::shared_ptr<void> keep_;
+  std::shared_ptr<Block> block_;  // the same, where it is of the pool
+  bool passes_on_ = false;
+  Relay relay_;                   // its claim: 0: none
   std::vector<Extent> payload_;
   bool here_ = false;
   std::string meta_;

@@ -28,6 +28,8 @@ class View {
   virtual std::string_view meta(std::string_view beside, const Limit& limit) = 0;
   // Address and size of each extent of the payload, read-only; checked, if there is a checksum.
   virtual const std::vector<Extent>& payload(const Limit& limit) = 0;
+  // Called before it is looked at: while this view lives, other hosts may read from here what was read. False: they need not.
+  virtual bool pass_on() { return false; }
   // All count as the one read of this view, once they succeed. Throw what opening it may throw.
   virtual PyObject* unpack(std::string_view beside, PyObject* like, bool copy, const Limit& limit) = 0;
   virtual PyObject* fill(std::string_view beside, PyObject* out, const Limit& limit);
