@@ -1,6 +1,7 @@
 #include <cstdlib>
 #include <cstring>
 #ifdef __linux__
+#include <dlfcn.h>
 #include <sys/mman.h>
 #endif
 
@@ -8,6 +9,7 @@
 #include "python/frameworks.h"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 
 namespace tl::python {
 
@@ -19,6 +21,7 @@ struct Torch {
   PyTypeObject* parameter = nullptr;
   const dlpack::ExchangeApi* api = nullptr;
   PyObject *is_neg = nullptr, *is_conj = nullptr, *dtype_get = nullptr;  // descriptors of torch.Tensor
+  bool (*native_is_neg)(const void*) = nullptr, (*native_is_conj)(const void*) = nullptr;  // of an at::Tensor
   PyObject *uint8 = nullptr, *int8 = nullptr;
   PyObject *fields = nullptr, *from_capsule = nullptr;  // tensorlink.tensors, without the exchange API
   PyObject* dtypes[dtype_count] = {};
@@ -30,6 +33,43 @@ bool truth(PyObject* method, PyObject* object) {
   if (!result) throw nb::python_error();
   Py_DECREF(result);
   return result == Py_True;
+}
+
+// The at::Tensor (a pointer) in a torch.Tensor.
+const void* inner(PyObject* object) {
+  return reinterpret_cast<const char*>(object) + sizeof(PyObject);
+}
+
+// The Python methods give up the lock of the interpreter for each tensor, which costs more than all else that is asked.
+// So torch's functions behind them are looked for, and used if they say what the methods say.
+void find_native_checks(nb::object module) try {
+#ifdef __linux__
+  void* library = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
+  if (!library) return;
+  const auto find = [library](const char* name) { return reinterpret_cast<bool (*)(const void*)>(dlsym(library, name)); };
+  const auto is_neg = find("_ZN2at6native6is_negERKNS_6TensorE");
+  const auto is_conj = find("_ZN2at6native7is_conjERKNS_6TensorE");
+  dlclose(library);  // torch keeps it
+  if (!is_neg || !is_conj) return;
+  nb::object plain = module.attr("zeros")(1, "dtype"_a = module.attr("complex64"), "device"_a = "cpu");
+  nb::object conjugate = plain.attr("conj")(), negative = module.attr("_neg_view")(plain);
+  for (const nb::object& tensor : {plain, conjugate, negative}) {
+    const void* impl = *static_cast<void* const*>(inner(tensor.ptr()));
+    if (reinterpret_cast<uintptr_t>(impl) != nb::cast<uintptr_t>(tensor.attr("_cdata"))) return;
+    if (is_neg(inner(tensor.ptr())) != tensor.is(negative) || is_conj(inner(tensor.ptr())) != tensor.is(conjugate)) return;
+  }
+  torch.native_is_neg = is_neg;
+  torch.native_is_conj = is_conj;
+#endif
+} catch (const std::exception&) {  // then the methods do
+}
+
+bool negative(PyObject* object) {
+  return torch.native_is_neg ? torch.native_is_neg(inner(object)) : truth(torch.is_neg, object);
+}
+
+bool conjugate(PyObject* object) {
+  return torch.native_is_conj ? torch.native_is_conj(inner(object)) : truth(torch.is_conj, object);
 }
 
 Leaf read_torch_attributes(PyObject* object, TensorFields& fields) {
@@ -194,6 +234,7 @@ bool load_torch() {
     Py_DECREF(capsule);
   }
   PyErr_Clear();
+  if (torch.api) find_native_checks(t);
   torch.parameter = reinterpret_cast<PyTypeObject*>(forever(t.attr("nn").attr("Parameter")));
   torch.tensor = reinterpret_cast<PyTypeObject*>(type.release().ptr());
   return true;
@@ -229,8 +270,7 @@ Leaf read_torch(PyObject* object, TensorFields& fields) {
     Py_DECREF(dtype);
     if (dtype != torch.uint8 && dtype != torch.int8) return Leaf::special;
   }
-  if (truth(torch.is_neg, object) || (info(fields.dtype).dl_code == 5 && truth(torch.is_conj, object)))
-    return Leaf::special;
+  if (negative(object) || (info(fields.dtype).dl_code == 5 && conjugate(object))) return Leaf::special;
   fields.data = static_cast<const char*>(tensor.data) + (tensor.data ? tensor.byte_offset : 0);
   fields.ndim = tensor.ndim;
   fields.shape = tensor.shape;
