@@ -20,6 +20,8 @@ struct TensorFields {
   int64_t shape_buffer[max_rank];
 };
 
+void prefetch_tensor(PyObject* object);  // a hint to the processor, for an object of any type
+
 enum class Leaf { no, yes, special };  // special: a tensor of these types that needs the Python adapter
 
 // Reads an exact numpy.ndarray, torch.Tensor or torch.nn.Parameter.

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 #include <unordered_map>
 
@@ -12,6 +13,10 @@ namespace tl::python {
 namespace {
 
 PyObject *enum_type, *handle_type, *adapter;  // looked up once
+
+// Entries of a container that are taken together, so that the memory of all can be asked for before the first is read: it
+// is mostly cold.
+constexpr int group = 8;
 
 // Where in the tree we are; a string only when something is wrong.
 struct Step {
@@ -151,11 +156,16 @@ class Packer {
     const Py_ssize_t count = PySequence_Fast_GET_SIZE(object);
     writer_.count(tag, static_cast<uint64_t>(count));
     enter(object);
-    for (Py_ssize_t i = 0; i < count; ++i) {
+    nb::object items[group];
+    for (Py_ssize_t first = 0; first < count; first += group) {
       if (PySequence_Fast_GET_SIZE(object) != count) changed(object);
-      path_.back().index = i;
-      nb::object item = nb::borrow(PySequence_Fast_GET_ITEM(object, i));
-      value(item.ptr());
+      const auto taken = std::min<Py_ssize_t>(group, count - first);
+      for (Py_ssize_t i = 0; i < taken; ++i) items[i] = nb::borrow(PySequence_Fast_GET_ITEM(object, first + i));
+      for (Py_ssize_t i = 0; i < taken; ++i) prefetch_tensor(items[i].ptr());
+      for (Py_ssize_t i = 0; i < taken; ++i) {
+        path_.back().index = first + i;
+        value(items[i].ptr());
+      }
     }
     if (PySequence_Fast_GET_SIZE(object) != count) changed(object);
     path_.pop_back();
@@ -176,13 +186,20 @@ class Packer {
     const Py_ssize_t count = PyDict_GET_SIZE(object);
     writer_.count(Tag::dict, static_cast<uint64_t>(count));
     enter(object);
-    PyObject *name, *item;
+    nb::object names[group], items[group];
     Py_ssize_t at = 0, seen = 0;
-    for (; PyDict_Next(object, &at, &name, &item); ++seen) {
-      // The adapter runs Python code, which may change the dict: hold what is in use, and count again.
-      if (seen == count || PyDict_GET_SIZE(object) != count) changed(object);
-      nb::object hold_name = nb::borrow(name), hold_item = nb::borrow(item);
-      entry(name, item);
+    for (int taken = group; taken == group;) {
+      PyObject *name, *item;
+      for (taken = 0; taken < group && PyDict_Next(object, &at, &name, &item); ++taken) {
+        names[taken] = nb::borrow(name);
+        items[taken] = nb::borrow(item);
+      }
+      for (int i = 0; i < taken; ++i) prefetch_tensor(items[i].ptr());
+      for (int i = 0; i < taken; ++i, ++seen) {
+        // The adapter runs Python code, which may change the dict: hold what is in use, and count again.
+        if (seen == count || PyDict_GET_SIZE(object) != count) changed(object);
+        entry(names[i].ptr(), items[i].ptr());
+      }
     }
     if (seen != count) changed(object);
     path_.pop_back();
