@@ -18,6 +18,9 @@ PyObject *enum_type, *handle_type, *adapter;  // looked up once
 // is mostly cold.
 constexpr int group = 8;
 
+constexpr size_t spare_leaves = 128 << 10, spare_meta = 16 << 20;  // beyond it nothing is kept for the next object
+PackedRoom spare;                                                  // guarded by the GIL
+
 // Where in the tree we are; a string only when something is wrong.
 struct Step {
   PyObject* container;
@@ -270,8 +273,9 @@ class Packer {
     if (same != Tree::nil) return writer_.count(Tag::alias, same);
     leaf.dims = out_.dims.size();
     leaf.offset = (out_.nbytes + payload_alignment - 1) & ~(payload_alignment - 1);
-    out_.dims.insert(out_.dims.end(), fields.shape, fields.shape + fields.ndim);
-    out_.dims.insert(out_.dims.end(), fields.strides, fields.strides + fields.ndim);
+    out_.dims.resize(leaf.dims + 2 * leaf.ndim);
+    std::copy_n(fields.shape, leaf.ndim, out_.dims.data() + leaf.dims);
+    std::copy_n(fields.strides, leaf.ndim, out_.dims.data() + leaf.dims + leaf.ndim);
     if (leaf.nbytes == 0) leaf.offset = out_.nbytes;
     out_.nbytes = leaf.offset + leaf.nbytes;
     out_.frameworks |= mask_of(leaf.framework);
@@ -297,31 +301,31 @@ class Packer {
   uint32_t find(const PackedLeaf& leaf, const TensorFields& fields, PyObject* tensor) {
     const auto next = static_cast<uint32_t>(out_.leaves.size());
     const void* id = leaf.nbytes ? static_cast<const void*>(leaf.data) : tensor;  // empty tensors have no address
-    ids_.push_back(id);
+    out_.ids.push_back(id);
     if (next < 8) {
       for (uint32_t i = 0; i < next; ++i)
-        if (ids_[i] == id && same_layout(out_.leaves[i], leaf, fields)) return ids_.pop_back(), i;
+        if (out_.ids[i] == id && same_layout(out_.leaves[i], leaf, fields)) return out_.ids.pop_back(), i;
       return Tree::nil;
     }
-    if (slots_.size() < 2 * ids_.size()) grow();
-    for (size_t at = slot(id);; at = (at + 1) & (slots_.size() - 1)) {
-      if (slots_[at] == Tree::nil) return slots_[at] = next, Tree::nil;
-      const uint32_t i = slots_[at];
-      if (ids_[i] == id && same_layout(out_.leaves[i], leaf, fields)) return ids_.pop_back(), i;
+    if (out_.slots.size() < 2 * out_.ids.size()) grow();
+    for (size_t at = slot(id);; at = (at + 1) & (out_.slots.size() - 1)) {
+      if (out_.slots[at] == Tree::nil) return out_.slots[at] = next, Tree::nil;
+      const uint32_t i = out_.slots[at];
+      if (out_.ids[i] == id && same_layout(out_.leaves[i], leaf, fields)) return out_.ids.pop_back(), i;
     }
   }
 
   size_t slot(const void* id) const {
     return static_cast<size_t>((reinterpret_cast<uintptr_t>(id) >> 4) * 0x9e3779b97f4a7c15ull >> 20) &
-           (slots_.size() - 1);
+           (out_.slots.size() - 1);
   }
 
   void grow() {
-    slots_.assign(slots_.empty() ? 64 : slots_.size() * 4, Tree::nil);
-    for (uint32_t i = 0; i + 1 < ids_.size(); ++i) {
-      size_t at = slot(ids_[i]);
-      while (slots_[at] != Tree::nil) at = (at + 1) & (slots_.size() - 1);
-      slots_[at] = i;
+    out_.slots.assign(out_.slots.empty() ? 64 : out_.slots.size() * 4, Tree::nil);
+    for (uint32_t i = 0; i + 1 < out_.ids.size(); ++i) {
+      size_t at = slot(out_.ids[i]);
+      while (out_.slots[at] != Tree::nil) at = (at + 1) & (out_.slots.size() - 1);
+      out_.slots[at] = i;
     }
   }
 
@@ -355,16 +359,25 @@ class Packer {
   Writer writer_;
   const bool writable_;
   std::vector<Step> path_;
-  std::vector<const void*> ids_;  // one a leaf
-  std::vector<uint32_t> slots_;   // leaves by id; a power of two
   std::unordered_map<PyObject*, PyObject*> adapted_;
 };
 
 }  // namespace
 
+Packed::Packed() : PackedRoom(std::exchange(spare, {})) {
+}
+
 Packed::~Packed() {
   for (PyObject* object : objects) Py_DECREF(object);
   for (PyObject* object : kept) Py_DECREF(object);
+  if (leaves.capacity() < spare.leaves.capacity() || leaves.capacity() > spare_leaves || meta.capacity() > spare_meta) return;
+  spare = std::move(*this);
+  spare.meta.clear();
+  spare.leaves.clear();
+  spare.dims.clear();
+  spare.objects.clear();
+  spare.ids.clear();
+  spare.slots.clear();
 }
 
 std::unique_ptr<Packed> pack(PyObject* object, bool writable) {
