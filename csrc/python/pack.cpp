@@ -387,14 +387,20 @@ std::unique_ptr<Packed> pack(PyObject* object, bool writable) {
 }
 
 void copy_payload(const Packed& packed, char* to) {
+  std::vector<CopySpan> spans;
+  const bool many = packed.leaves.size() > 1 && packed.nbytes >= copy_threads_from;
+  if (many) spans.reserve(packed.leaves.size());
   for (const PackedLeaf& leaf : packed.leaves) {
-    if (leaf.dense)
+    if (leaf.dense && many)
+      spans.push_back({to + leaf.offset, leaf.data, leaf.nbytes});
+    else if (leaf.dense)
       copy_bytes(to + leaf.offset, leaf.data, leaf.nbytes);
     else
       StridedCopy(to + leaf.offset, nullptr, leaf.data, packed.strides(leaf), packed.shape(leaf), leaf.ndim,
                   itemsize(leaf.dtype))
           .run();
   }
+  copy_spans(spans);
 }
 
 std::string Packed::meta_in_place(const Extent* extents, size_t count) const {

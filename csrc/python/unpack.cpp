@@ -199,12 +199,6 @@ class PayloadTensors {
   }
 
  private:
-  struct Pending {
-    char* to;
-    const char* from;
-    uint64_t nbytes;
-  };
-
   static bool viewable(const LeafRecord& leaf) {
     return !leaf.strided || torch_can_view(leaf.dtype, leaf.ndim, leaf.shape, leaf.strides);
   }
@@ -237,7 +231,7 @@ class PayloadTensors {
   }
 
   void run_copies() {
-    for (const Pending& copy : pending_) copy_bytes(copy.to, copy.from, copy.nbytes);
+    copy_spans(pending_);
     for (const StridedCopy& copy : strided_) copy.run();
   }
 
@@ -247,7 +241,7 @@ class PayloadTensors {
   const Like like_;
   std::vector<uint64_t> sizes_;
   std::vector<nb::object> built_;
-  std::vector<Pending> pending_;
+  std::vector<CopySpan> pending_;
   std::vector<StridedCopy> strided_;
   uint64_t total_ = 0;
   nb::object base_;
