@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #ifdef __linux__
@@ -123,6 +124,20 @@ void delete_holder(dlpack::ManagedVersioned* managed) {  // any thread, no GIL
   std::free(holder);
 }
 
+// Fills all but what owns it and its data; `dims` has room for the shape and the strides.
+void describe(dlpack::ManagedVersioned& managed, DType dtype, int ndim, const int64_t* shape, const int64_t* strides,
+              int64_t* dims) {
+  const auto item = static_cast<int64_t>(itemsize(dtype));
+  std::copy_n(shape, ndim, dims);
+  if (strides)
+    for (int i = 0; i < ndim; ++i) dims[ndim + i] = strides[i] / item;
+  else
+    dense_strides(shape, ndim, 1, dims + ndim);
+  managed.version = {dlpack::major_version, 0};
+  managed.flags = 0;
+  managed.tensor = {nullptr, {dlpack::device_cpu, 0}, ndim, {info(dtype).dl_code, info(dtype).dl_bits, 1}, dims, dims + ndim, 0};
+}
+
 Holder* make_holder(DType dtype, int ndim, const int64_t* shape, const int64_t* strides, uint64_t room) {
   const size_t dims_at = (sizeof(Holder) + 7) & ~size_t{7};
   const size_t data_at = (dims_at + sizeof(int64_t) * 2 * static_cast<size_t>(ndim) + 63) & ~size_t{63};
@@ -133,24 +148,10 @@ Holder* make_holder(DType dtype, int ndim, const int64_t* shape, const int64_t* 
     return nullptr;
   }
   auto* holder = new (raw) Holder{};
-  auto* dims = reinterpret_cast<int64_t*>(raw + dims_at);
-  const auto item = static_cast<int64_t>(itemsize(dtype));
-  std::memcpy(dims, shape, sizeof(int64_t) * static_cast<size_t>(ndim));
-  if (strides)
-    for (int i = 0; i < ndim; ++i) dims[ndim + i] = strides[i] / item;
-  else
-    dense_strides(shape, ndim, 1, dims + ndim);
-  const DTypeInfo& type = info(dtype);
-  holder->managed.version = {dlpack::major_version, 0};
+  describe(holder->managed, dtype, ndim, shape, strides, reinterpret_cast<int64_t*>(raw + dims_at));
   holder->managed.context = holder;
   holder->managed.deleter = delete_holder;
-  holder->managed.tensor = {room ? raw + data_at : nullptr,
-                            {dlpack::device_cpu, 0},
-                            ndim,
-                            {type.dl_code, type.dl_bits, 1},
-                            dims,
-                            dims + ndim,
-                            0};
+  holder->managed.tensor.data = room ? raw + data_at : nullptr;
   return holder;
 }
 
@@ -188,11 +189,17 @@ PyObject* import_by_capsule(Holder* holder, DType dtype) {
   return result;
 }
 
-PyObject* import_torch_tensor(Holder* holder, DType dtype) {
-  if (!torch.api || torch.attributes_only) return import_by_capsule(holder, dtype);
+bool by_api() {
+  return torch.api && !torch.attributes_only;
+}
+
+PyObject* import_managed(dlpack::ManagedVersioned* managed) {
   void* object = nullptr;
-  if (torch.api->import_managed(&holder->managed, &object) != 0) return nullptr;
-  return static_cast<PyObject*>(object);
+  return torch.api->import_managed(managed, &object) == 0 ? static_cast<PyObject*>(object) : nullptr;
+}
+
+PyObject* import_torch_tensor(Holder* holder, DType dtype) {
+  return by_api() ? import_managed(&holder->managed) : import_by_capsule(holder, dtype);
 }
 
 bool torch_has(DType dtype) {
@@ -298,6 +305,43 @@ PyObject* torch_view(DType dtype, int ndim, const int64_t* shape, const int64_t*
   holder->managed.tensor.data = const_cast<char*>(data);
   holder->keep = keep;
   return import_torch_tensor(holder, dtype);
+}
+
+// Gone with the last of its views, and with the TorchViews that fills it.
+struct ViewChunk {
+  static constexpr uint32_t places = 64;
+  static constexpr int rank = 4;
+  struct View {
+    dlpack::ManagedVersioned managed;
+    int64_t dims[2 * rank];
+  };
+  Keep keep;
+  std::atomic<uint32_t> left{places};
+  View views[places];
+
+  void drop(uint32_t count) {
+    if (left.fetch_sub(count, std::memory_order_acq_rel) == count) delete this;
+  }
+};
+
+TorchViews::~TorchViews() {
+  if (chunk_ && used_ < ViewChunk::places) chunk_->drop(ViewChunk::places - used_);
+}
+
+PyObject* TorchViews::make(DType dtype, int ndim, const int64_t* shape, const int64_t* strides, const char* data) {
+  if (!by_api() || ndim > ViewChunk::rank) return torch_view(dtype, ndim, shape, strides, data, keep_);
+  if (!torch_has(dtype)) return nullptr;
+  if (!chunk_ || used_ == ViewChunk::places) {
+    chunk_ = new ViewChunk;
+    chunk_->keep = keep_;
+    used_ = 0;
+  }
+  ViewChunk::View& view = chunk_->views[used_++];
+  describe(view.managed, dtype, ndim, shape, strides, view.dims);
+  view.managed.context = chunk_;
+  view.managed.deleter = [](dlpack::ManagedVersioned* self) { static_cast<ViewChunk*>(self->context)->drop(1); };  // any thread
+  view.managed.tensor.data = const_cast<char*>(data);
+  return import_managed(&view.managed);
 }
 
 bool torch_can_view(DType dtype, int ndim, const int64_t* shape, const int64_t* strides) {
