@@ -2,7 +2,6 @@
 #include <cstring>
 #include <unordered_map>
 
-#include "copy.h"
 #include "python/codec.h"
 #include "python/frameworks.h"
 
@@ -17,9 +16,6 @@ PyObject *enum_type, *handle_type, *adapter;  // looked up once
 // Entries of a container that are taken together, so that the memory of all can be asked for before the first is read: it
 // is mostly cold.
 constexpr int group = 8;
-
-constexpr size_t spare_leaves = 128 << 10, spare_meta = 16 << 20;  // beyond it nothing is kept for the next object
-PackedRoom spare;                                                  // guarded by the GIL
 
 // Where in the tree we are; a string only when something is wrong.
 struct Step {
@@ -364,66 +360,10 @@ class Packer {
 
 }  // namespace
 
-Packed::Packed() : PackedRoom(std::exchange(spare, {})) {
-}
-
-Packed::~Packed() {
-  for (PyObject* object : objects) Py_DECREF(object);
-  for (PyObject* object : kept) Py_DECREF(object);
-  if (leaves.capacity() < spare.leaves.capacity() || leaves.capacity() > spare_leaves || meta.capacity() > spare_meta) return;
-  spare = std::move(*this);
-  spare.meta.clear();
-  spare.leaves.clear();
-  spare.dims.clear();
-  spare.objects.clear();
-  spare.ids.clear();
-  spare.slots.clear();
-}
-
 std::unique_ptr<Packed> pack(PyObject* object, bool writable) {
   auto packed = std::make_unique<Packed>();
   Packer(*packed, writable).run(object);
   return packed;
-}
-
-void copy_payload(const Packed& packed, char* to) {
-  std::vector<CopySpan> spans;
-  const bool many = packed.leaves.size() > 1 && packed.nbytes >= copy_threads_from;
-  if (many) spans.reserve(packed.leaves.size());
-  for (const PackedLeaf& leaf : packed.leaves) {
-    if (leaf.dense && many)
-      spans.push_back({to + leaf.offset, leaf.data, leaf.nbytes});
-    else if (leaf.dense)
-      copy_bytes(to + leaf.offset, leaf.data, leaf.nbytes);
-    else
-      StridedCopy(to + leaf.offset, nullptr, leaf.data, packed.strides(leaf), packed.shape(leaf), leaf.ndim,
-                  itemsize(leaf.dtype))
-          .run();
-  }
-  copy_spans(spans);
-}
-
-std::string Packed::meta_in_place(const Extent* extents, size_t count) const {
-  std::vector<Place> places;
-  places.reserve(leaves.size());
-  for (const PackedLeaf& leaf : leaves) {
-    int64_t low = 0, high = 0;
-    if (leaf.nbytes &&
-        (!byte_span(shape(leaf), strides(leaf), leaf.ndim, static_cast<int64_t>(itemsize(leaf.dtype)), &low, &high) ||
-         leaf.nbytes > static_cast<uint64_t>(high - low)))
-      return {};
-    size_t i = 0;
-    uint64_t offset = 0;
-    for (; leaf.nbytes && i < count; ++i) {
-      offset = reinterpret_cast<uintptr_t>(leaf.data) - reinterpret_cast<uintptr_t>(extents[i].data);
-      if (offset < extents[i].nbytes && static_cast<uint64_t>(-low) <= offset &&
-          static_cast<uint64_t>(high) <= extents[i].nbytes - offset)
-        break;
-    }
-    if (i == count) return {};
-    places.push_back({static_cast<uint32_t>(i), offset, leaf.dense ? nullptr : strides(leaf)});
-  }
-  return relocate(meta, places.data());
 }
 
 }  // namespace tl::python
