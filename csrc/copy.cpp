@@ -16,7 +16,7 @@ namespace tl {
 namespace {
 
 constexpr size_t stream_from = 64 << 10;  // measured: below it a cached copy is as fast and leaves the target warm
-constexpr size_t threads_from = 4 << 20;  // below it waking a helper costs more than it brings
+constexpr size_t span_stream_from = 1 << 10;  // the same for spans that are more in all than caches hold
 constexpr size_t thread_chunk = 1 << 20;
 
 #if defined(__x86_64__)
@@ -125,15 +125,19 @@ void copy_runs(const Plane& p, size_t run) {
       copy_bytes_here(p.to + r * p.to_row + c * p.to_column, p.from + r * p.from_row + c * p.from_column, run);
 }
 
-}  // namespace
-
-void copy_bytes_here(void* to, const void* from, size_t nbytes) {
-  if (nbytes < stream_from || !stream(static_cast<char*>(to), static_cast<const char*>(from), nbytes))
+void copy_here(void* to, const void* from, size_t nbytes, size_t threshold) {
+  if (nbytes < threshold || !stream(static_cast<char*>(to), static_cast<const char*>(from), nbytes))
     std::memcpy(to, from, nbytes);
 }
 
+}  // namespace
+
+void copy_bytes_here(void* to, const void* from, size_t nbytes) {
+  copy_here(to, from, nbytes, stream_from);
+}
+
 void copy_bytes(void* to, const void* from, size_t nbytes) {
-  if (nbytes < threads_from) {
+  if (nbytes < copy_threads_from) {
     if (nbytes) copy_bytes_here(to, from, nbytes);
     return;
   }
@@ -142,6 +146,30 @@ void copy_bytes(void* to, const void* from, size_t nbytes) {
     copy_bytes_here(static_cast<char*>(to) + begin, static_cast<const char*>(from) + begin,
                     std::min(thread_chunk, nbytes - begin));
   });
+}
+
+void copy_spans(const std::vector<CopySpan>& spans) {
+  std::vector<size_t> begins;  // of the work of a thread: spans that make up a chunk
+  size_t since = thread_chunk;
+  for (size_t i = 0; i < spans.size(); ++i) {
+    if (since >= thread_chunk) {
+      begins.push_back(i);
+      since = 0;
+    }
+    if (spans[i].nbytes >= copy_threads_from)
+      copy_bytes(spans[i].to, spans[i].from, spans[i].nbytes);
+    else
+      since += spans[i].nbytes;
+  }
+  const bool many = begins.size() >= copy_threads_from / thread_chunk;
+  const auto work = [&](size_t chunk) {
+    const size_t end = chunk + 1 < begins.size() ? begins[chunk + 1] : spans.size();
+    for (size_t i = begins[chunk]; i < end; ++i)
+      if (spans[i].nbytes && spans[i].nbytes < copy_threads_from)
+        copy_here(spans[i].to, spans[i].from, spans[i].nbytes, many ? span_stream_from : stream_from);
+  };
+  if (many) return parallel_for(begins.size(), work);
+  for (size_t chunk = 0; chunk < begins.size(); ++chunk) work(chunk);
 }
 
 StridedCopy::StridedCopy(char* to, const int64_t* to_strides, const char* from, const int64_t* from_strides,
@@ -257,7 +285,7 @@ void StridedCopy::split(uint64_t nbytes, std::vector<StridedCopy>& pieces) const
 }
 
 void StridedCopy::run() const {
-  if (nbytes_ < threads_from) return run_here();
+  if (nbytes_ < copy_threads_from) return run_here();
   std::vector<StridedCopy> pieces;
   split(thread_chunk, pieces);
   parallel_for(pieces.size(), [&](size_t i) { pieces[i].run_here(); });

@@ -7,12 +7,23 @@
 
 namespace tl {
 
+constexpr size_t copy_threads_from = 4 << 20;  // below it waking a helper costs more than it brings
+
 // Copies between spans that don't overlap, as fast as the machine can: memcpy, non-temporal stores for large spans,
 // several threads for very large ones.
 void copy_bytes(void* to, const void* from, size_t nbytes);
 
 // The same on this thread alone.
 void copy_bytes_here(void* to, const void* from, size_t nbytes);
+
+struct CopySpan {
+  char* to;
+  const char* from;
+  size_t nbytes;
+};
+
+// As copy_bytes for each; several threads share many small spans like one large one. Allocates a little by their count.
+void copy_spans(const std::vector<CopySpan>& spans);
 
 // An element-wise copy between two layouts of one shape; the target must not overlap itself or the source.
 class StridedCopy {

@@ -39,6 +39,19 @@ def test_views_hold_their_memory(obj: Any) -> None:
     assert alive() is None
 
 
+def test_the_last_of_many_views_holds_their_memory() -> None:
+    meta, payload = payload_of([torch.full((3,), float(i)) for i in range(150)])
+    alive = weakref.ref(payload)
+    got = _core.unpack(meta, payload, copy=False)
+    del payload
+    assert [float(view[2]) for view in got] == list(range(150))
+    while len(got) > 1:
+        got.pop(len(got) // 2 - 1)
+        assert alive() is not None and got[-1][1] == 149.0
+    got.clear()
+    assert alive() is None
+
+
 @pytest.mark.parametrize("obj", [torch.arange(5.0), np.arange(5.0)], ids=["torch", "numpy"])
 def test_copies_hold_nothing(obj: Any) -> None:
     meta, payload = payload_of(obj)
@@ -150,6 +163,18 @@ def test_large_copies_after_fork() -> None:
     target[:] = 0
     packed.copy_to(target.ctypes.data)
     assert np.array_equal(source, target)
+
+
+def test_many_small_tensors_are_copied_by_threads() -> None:
+    sizes = [1, 100, 255, 256, 257, 1023, 1024, 1025, 0, 2_000_000, 3, 40_000]
+    tree = [np.random.default_rng(i).random(size, np.float32) for i in range(100) for size in sizes[: 9 if i else None]]
+    meta, payload = payload_of(tree)
+    out = [np.zeros_like(array) for array in tree]
+    _core.fill(meta, payload, out)
+    copied = _core.unpack(meta, payload, copy=True)
+    assert payload.nbytes > 8 << 20
+    for sent, filled, built in zip(tree, out, copied, strict=True):
+        assert np.array_equal(sent, filled) and np.array_equal(sent, built)
 
 
 def test_large_copies_from_many_threads() -> None:

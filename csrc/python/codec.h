@@ -41,17 +41,25 @@ struct PackedLeaf {
   bool writable;
 };
 
-// An object taken apart. It refers to the tensors' memory and keeps the tensors alive; destroy it with the GIL held.
-struct Packed {
-  std::string meta;     // for a payload in one extent, as `copy_payload` writes it
-  uint64_t nbytes = 0;  // of that payload
-  uint8_t frameworks = 0;
+// The parts of a packed object that grow with it. The next one takes over their memory: fresh pages would cost a third of
+// the work on a large tree.
+struct PackedRoom {
+  std::string meta;  // for a payload in one extent, as `copy_payload` writes it
   std::vector<PackedLeaf> leaves;
   std::vector<int64_t> dims;
   std::vector<PyObject*> objects;  // one a leaf: the tensor as found in the tree
-  std::vector<PyObject*> kept;     // what stands in for some of them, such as an array over a bytearray
+  std::vector<const void*> ids;    // one a leaf, and `slots`: for the packer, to find tensors that come again
+  std::vector<uint32_t> slots;
+};
 
-  Packed() = default;
+// An object taken apart. It refers to the tensors' memory and keeps the tensors alive; make and destroy it with the GIL
+// held.
+struct Packed : PackedRoom {
+  uint64_t nbytes = 0;  // of the payload
+  uint8_t frameworks = 0;
+  std::vector<PyObject*> kept;  // what stands in for some of the tensors, such as an array over a bytearray
+
+  Packed();
   Packed(const Packed&) = delete;
   Packed& operator=(const Packed&) = delete;
   ~Packed();

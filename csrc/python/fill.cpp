@@ -161,14 +161,19 @@ Outcome FillPlan::run(const Extent* extents, size_t count, const std::atomic<boo
     return deadline_ns && now_ns() >= deadline_ns ? Outcome::timed_out : Outcome::done;
   };
   std::vector<StridedCopy> pieces;
+  std::vector<CopySpan> spans;  // small tensors that make a piece together
   for (auto [from, to] : copies_) {
     const Tree::Leaf& source = tree_.leaves[from];
     const PackedLeaf& target = out_->leaves[to];
     char* data = const_cast<char*>(target.data);  // checked when `out` was packed as writable
     const char* bytes = extents[source.extent].data + source.offset;
     if (source.nbytes <= piece_nbytes && !source.strided && target.dense) {
+      if (since + source.nbytes >= piece_nbytes) {
+        copy_spans(spans);
+        spans.clear();
+      }
       if (Outcome outcome = halted(source.nbytes); outcome != Outcome::done) return outcome;
-      copy_bytes(data, bytes, source.nbytes);
+      spans.push_back({data, bytes, source.nbytes});
       continue;
     }
     pieces.clear();
@@ -181,6 +186,7 @@ Outcome FillPlan::run(const Extent* extents, size_t count, const std::atomic<boo
       piece.run();
     }
   }
+  copy_spans(spans);
   return Outcome::done;
 }
 

@@ -20,6 +20,8 @@ struct TensorFields {
   int64_t shape_buffer[max_rank];
 };
 
+void prefetch_tensor(PyObject* object);  // a hint to the processor, for an object of any type
+
 enum class Leaf { no, yes, special };  // special: a tensor of these types that needs the Python adapter
 
 // Reads an exact numpy.ndarray, torch.Tensor or torch.nn.Parameter.
@@ -33,6 +35,21 @@ PyObject* numpy_view(DType dtype, int ndim, const int64_t* shape, const int64_t*
                      PyObject* base);
 PyObject* torch_view(DType dtype, int ndim, const int64_t* shape, const int64_t* strides, const char* data,
                      const Keep& keep);
+
+// Makes torch views that share one `keep`; what torch wants to own of each lies together for many of them, since an
+// allocation each would cost as much as all else here.
+class TorchViews {
+ public:
+  explicit TorchViews(const Keep& keep) : keep_(keep) {}
+  ~TorchViews();
+  TorchViews(const TorchViews&) = delete;
+  PyObject* make(DType dtype, int ndim, const int64_t* shape, const int64_t* strides, const char* data);  // as torch_view
+
+ private:
+  const Keep& keep_;
+  struct ViewChunk* chunk_ = nullptr;  // the one in use, and how many of its places are
+  uint32_t used_ = 0;
+};
 bool torch_can_view(DType dtype, int ndim, const int64_t* shape, const int64_t* strides);
 
 // A private dense tensor, not initialised; `*data` is where its bytes go.

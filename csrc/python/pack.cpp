@@ -1,7 +1,7 @@
+#include <algorithm>
 #include <cstring>
 #include <unordered_map>
 
-#include "copy.h"
 #include "python/codec.h"
 #include "python/frameworks.h"
 
@@ -12,6 +12,10 @@ namespace tl::python {
 namespace {
 
 PyObject *enum_type, *handle_type, *adapter;  // looked up once
+
+// Entries of a container that are taken together, so that the memory of all can be asked for before the first is read: it
+// is mostly cold.
+constexpr int group = 8;
 
 // Where in the tree we are; a string only when something is wrong.
 struct Step {
@@ -151,11 +155,16 @@ class Packer {
     const Py_ssize_t count = PySequence_Fast_GET_SIZE(object);
     writer_.count(tag, static_cast<uint64_t>(count));
     enter(object);
-    for (Py_ssize_t i = 0; i < count; ++i) {
+    nb::object items[group];
+    for (Py_ssize_t first = 0; first < count; first += group) {
       if (PySequence_Fast_GET_SIZE(object) != count) changed(object);
-      path_.back().index = i;
-      nb::object item = nb::borrow(PySequence_Fast_GET_ITEM(object, i));
-      value(item.ptr());
+      const auto taken = std::min<Py_ssize_t>(group, count - first);
+      for (Py_ssize_t i = 0; i < taken; ++i) items[i] = nb::borrow(PySequence_Fast_GET_ITEM(object, first + i));
+      for (Py_ssize_t i = 0; i < taken; ++i) prefetch_tensor(items[i].ptr());
+      for (Py_ssize_t i = 0; i < taken; ++i) {
+        path_.back().index = first + i;
+        value(items[i].ptr());
+      }
     }
     if (PySequence_Fast_GET_SIZE(object) != count) changed(object);
     path_.pop_back();
@@ -176,13 +185,20 @@ class Packer {
     const Py_ssize_t count = PyDict_GET_SIZE(object);
     writer_.count(Tag::dict, static_cast<uint64_t>(count));
     enter(object);
-    PyObject *name, *item;
+    nb::object names[group], items[group];
     Py_ssize_t at = 0, seen = 0;
-    for (; PyDict_Next(object, &at, &name, &item); ++seen) {
-      // The adapter runs Python code, which may change the dict: hold what is in use, and count again.
-      if (seen == count || PyDict_GET_SIZE(object) != count) changed(object);
-      nb::object hold_name = nb::borrow(name), hold_item = nb::borrow(item);
-      entry(name, item);
+    for (int taken = group; taken == group;) {
+      PyObject *name, *item;
+      for (taken = 0; taken < group && PyDict_Next(object, &at, &name, &item); ++taken) {
+        names[taken] = nb::borrow(name);
+        items[taken] = nb::borrow(item);
+      }
+      for (int i = 0; i < taken; ++i) prefetch_tensor(items[i].ptr());
+      for (int i = 0; i < taken; ++i, ++seen) {
+        // The adapter runs Python code, which may change the dict: hold what is in use, and count again.
+        if (seen == count || PyDict_GET_SIZE(object) != count) changed(object);
+        entry(names[i].ptr(), items[i].ptr());
+      }
     }
     if (seen != count) changed(object);
     path_.pop_back();
@@ -253,8 +269,9 @@ class Packer {
     if (same != Tree::nil) return writer_.count(Tag::alias, same);
     leaf.dims = out_.dims.size();
     leaf.offset = (out_.nbytes + payload_alignment - 1) & ~(payload_alignment - 1);
-    out_.dims.insert(out_.dims.end(), fields.shape, fields.shape + fields.ndim);
-    out_.dims.insert(out_.dims.end(), fields.strides, fields.strides + fields.ndim);
+    out_.dims.resize(leaf.dims + 2 * leaf.ndim);
+    std::copy_n(fields.shape, leaf.ndim, out_.dims.data() + leaf.dims);
+    std::copy_n(fields.strides, leaf.ndim, out_.dims.data() + leaf.dims + leaf.ndim);
     if (leaf.nbytes == 0) leaf.offset = out_.nbytes;
     out_.nbytes = leaf.offset + leaf.nbytes;
     out_.frameworks |= mask_of(leaf.framework);
@@ -280,31 +297,31 @@ class Packer {
   uint32_t find(const PackedLeaf& leaf, const TensorFields& fields, PyObject* tensor) {
     const auto next = static_cast<uint32_t>(out_.leaves.size());
     const void* id = leaf.nbytes ? static_cast<const void*>(leaf.data) : tensor;  // empty tensors have no address
-    ids_.push_back(id);
+    out_.ids.push_back(id);
     if (next < 8) {
       for (uint32_t i = 0; i < next; ++i)
-        if (ids_[i] == id && same_layout(out_.leaves[i], leaf, fields)) return ids_.pop_back(), i;
+        if (out_.ids[i] == id && same_layout(out_.leaves[i], leaf, fields)) return out_.ids.pop_back(), i;
       return Tree::nil;
     }
-    if (slots_.size() < 2 * ids_.size()) grow();
-    for (size_t at = slot(id);; at = (at + 1) & (slots_.size() - 1)) {
-      if (slots_[at] == Tree::nil) return slots_[at] = next, Tree::nil;
-      const uint32_t i = slots_[at];
-      if (ids_[i] == id && same_layout(out_.leaves[i], leaf, fields)) return ids_.pop_back(), i;
+    if (out_.slots.size() < 2 * out_.ids.size()) grow();
+    for (size_t at = slot(id);; at = (at + 1) & (out_.slots.size() - 1)) {
+      if (out_.slots[at] == Tree::nil) return out_.slots[at] = next, Tree::nil;
+      const uint32_t i = out_.slots[at];
+      if (out_.ids[i] == id && same_layout(out_.leaves[i], leaf, fields)) return out_.ids.pop_back(), i;
     }
   }
 
   size_t slot(const void* id) const {
     return static_cast<size_t>((reinterpret_cast<uintptr_t>(id) >> 4) * 0x9e3779b97f4a7c15ull >> 20) &
-           (slots_.size() - 1);
+           (out_.slots.size() - 1);
   }
 
   void grow() {
-    slots_.assign(slots_.empty() ? 64 : slots_.size() * 4, Tree::nil);
-    for (uint32_t i = 0; i + 1 < ids_.size(); ++i) {
-      size_t at = slot(ids_[i]);
-      while (slots_[at] != Tree::nil) at = (at + 1) & (slots_.size() - 1);
-      slots_[at] = i;
+    out_.slots.assign(out_.slots.empty() ? 64 : out_.slots.size() * 4, Tree::nil);
+    for (uint32_t i = 0; i + 1 < out_.ids.size(); ++i) {
+      size_t at = slot(out_.ids[i]);
+      while (out_.slots[at] != Tree::nil) at = (at + 1) & (out_.slots.size() - 1);
+      out_.slots[at] = i;
     }
   }
 
@@ -338,56 +355,15 @@ class Packer {
   Writer writer_;
   const bool writable_;
   std::vector<Step> path_;
-  std::vector<const void*> ids_;  // one a leaf
-  std::vector<uint32_t> slots_;   // leaves by id; a power of two
   std::unordered_map<PyObject*, PyObject*> adapted_;
 };
 
 }  // namespace
 
-Packed::~Packed() {
-  for (PyObject* object : objects) Py_DECREF(object);
-  for (PyObject* object : kept) Py_DECREF(object);
-}
-
 std::unique_ptr<Packed> pack(PyObject* object, bool writable) {
   auto packed = std::make_unique<Packed>();
   Packer(*packed, writable).run(object);
   return packed;
-}
-
-void copy_payload(const Packed& packed, char* to) {
-  for (const PackedLeaf& leaf : packed.leaves) {
-    if (leaf.dense)
-      copy_bytes(to + leaf.offset, leaf.data, leaf.nbytes);
-    else
-      StridedCopy(to + leaf.offset, nullptr, leaf.data, packed.strides(leaf), packed.shape(leaf), leaf.ndim,
-                  itemsize(leaf.dtype))
-          .run();
-  }
-}
-
-std::string Packed::meta_in_place(const Extent* extents, size_t count) const {
-  std::vector<Place> places;
-  places.reserve(leaves.size());
-  for (const PackedLeaf& leaf : leaves) {
-    int64_t low = 0, high = 0;
-    if (leaf.nbytes &&
-        (!byte_span(shape(leaf), strides(leaf), leaf.ndim, static_cast<int64_t>(itemsize(leaf.dtype)), &low, &high) ||
-         leaf.nbytes > static_cast<uint64_t>(high - low)))
-      return {};
-    size_t i = 0;
-    uint64_t offset = 0;
-    for (; leaf.nbytes && i < count; ++i) {
-      offset = reinterpret_cast<uintptr_t>(leaf.data) - reinterpret_cast<uintptr_t>(extents[i].data);
-      if (offset < extents[i].nbytes && static_cast<uint64_t>(-low) <= offset &&
-          static_cast<uint64_t>(high) <= extents[i].nbytes - offset)
-        break;
-    }
-    if (i == count) return {};
-    places.push_back({static_cast<uint32_t>(i), offset, leaf.dense ? nullptr : strides(leaf)});
-  }
-  return relocate(meta, places.data());
 }
 
 }  // namespace tl::python

@@ -1,6 +1,8 @@
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #ifdef __linux__
+#include <dlfcn.h>
 #include <sys/mman.h>
 #endif
 
@@ -8,6 +10,7 @@
 #include "python/frameworks.h"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 
 namespace tl::python {
 
@@ -19,6 +22,7 @@ struct Torch {
   PyTypeObject* parameter = nullptr;
   const dlpack::ExchangeApi* api = nullptr;
   PyObject *is_neg = nullptr, *is_conj = nullptr, *dtype_get = nullptr;  // descriptors of torch.Tensor
+  bool (*native_is_neg)(const void*) = nullptr, (*native_is_conj)(const void*) = nullptr;  // of an at::Tensor
   PyObject *uint8 = nullptr, *int8 = nullptr;
   PyObject *fields = nullptr, *from_capsule = nullptr;  // tensorlink.tensors, without the exchange API
   PyObject* dtypes[dtype_count] = {};
@@ -30,6 +34,43 @@ bool truth(PyObject* method, PyObject* object) {
   if (!result) throw nb::python_error();
   Py_DECREF(result);
   return result == Py_True;
+}
+
+// The at::Tensor (a pointer) in a torch.Tensor.
+const void* inner(PyObject* object) {
+  return reinterpret_cast<const char*>(object) + sizeof(PyObject);
+}
+
+// The Python methods give up the lock of the interpreter for each tensor, which costs more than all else that is asked.
+// So torch's functions behind them are looked for, and used if they say what the methods say.
+void find_native_checks(nb::object module) try {
+#ifdef __linux__
+  void* library = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
+  if (!library) return;
+  const auto find = [library](const char* name) { return reinterpret_cast<bool (*)(const void*)>(dlsym(library, name)); };
+  const auto is_neg = find("_ZN2at6native6is_negERKNS_6TensorE");
+  const auto is_conj = find("_ZN2at6native7is_conjERKNS_6TensorE");
+  dlclose(library);  // torch keeps it
+  if (!is_neg || !is_conj) return;
+  nb::object plain = module.attr("zeros")(1, "dtype"_a = module.attr("complex64"), "device"_a = "cpu");
+  nb::object conjugate = plain.attr("conj")(), negative = module.attr("_neg_view")(plain);
+  for (const nb::object& tensor : {plain, conjugate, negative}) {
+    const void* impl = *static_cast<void* const*>(inner(tensor.ptr()));
+    if (reinterpret_cast<uintptr_t>(impl) != nb::cast<uintptr_t>(tensor.attr("_cdata"))) return;
+    if (is_neg(inner(tensor.ptr())) != tensor.is(negative) || is_conj(inner(tensor.ptr())) != tensor.is(conjugate)) return;
+  }
+  torch.native_is_neg = is_neg;
+  torch.native_is_conj = is_conj;
+#endif
+} catch (const std::exception&) {  // then the methods do
+}
+
+bool negative(PyObject* object) {
+  return torch.native_is_neg ? torch.native_is_neg(inner(object)) : truth(torch.is_neg, object);
+}
+
+bool conjugate(PyObject* object) {
+  return torch.native_is_conj ? torch.native_is_conj(inner(object)) : truth(torch.is_conj, object);
 }
 
 Leaf read_torch_attributes(PyObject* object, TensorFields& fields) {
@@ -83,6 +124,20 @@ void delete_holder(dlpack::ManagedVersioned* managed) {  // any thread, no GIL
   std::free(holder);
 }
 
+// Fills all but what owns it and its data; `dims` has room for the shape and the strides.
+void describe(dlpack::ManagedVersioned& managed, DType dtype, int ndim, const int64_t* shape, const int64_t* strides,
+              int64_t* dims) {
+  const auto item = static_cast<int64_t>(itemsize(dtype));
+  std::copy_n(shape, ndim, dims);
+  if (strides)
+    for (int i = 0; i < ndim; ++i) dims[ndim + i] = strides[i] / item;
+  else
+    dense_strides(shape, ndim, 1, dims + ndim);
+  managed.version = {dlpack::major_version, 0};
+  managed.flags = 0;
+  managed.tensor = {nullptr, {dlpack::device_cpu, 0}, ndim, {info(dtype).dl_code, info(dtype).dl_bits, 1}, dims, dims + ndim, 0};
+}
+
 Holder* make_holder(DType dtype, int ndim, const int64_t* shape, const int64_t* strides, uint64_t room) {
   const size_t dims_at = (sizeof(Holder) + 7) & ~size_t{7};
   const size_t data_at = (dims_at + sizeof(int64_t) * 2 * static_cast<size_t>(ndim) + 63) & ~size_t{63};
@@ -93,24 +148,10 @@ Holder* make_holder(DType dtype, int ndim, const int64_t* shape, const int64_t* 
     return nullptr;
   }
   auto* holder = new (raw) Holder{};
-  auto* dims = reinterpret_cast<int64_t*>(raw + dims_at);
-  const auto item = static_cast<int64_t>(itemsize(dtype));
-  std::memcpy(dims, shape, sizeof(int64_t) * static_cast<size_t>(ndim));
-  if (strides)
-    for (int i = 0; i < ndim; ++i) dims[ndim + i] = strides[i] / item;
-  else
-    dense_strides(shape, ndim, 1, dims + ndim);
-  const DTypeInfo& type = info(dtype);
-  holder->managed.version = {dlpack::major_version, 0};
+  describe(holder->managed, dtype, ndim, shape, strides, reinterpret_cast<int64_t*>(raw + dims_at));
   holder->managed.context = holder;
   holder->managed.deleter = delete_holder;
-  holder->managed.tensor = {room ? raw + data_at : nullptr,
-                            {dlpack::device_cpu, 0},
-                            ndim,
-                            {type.dl_code, type.dl_bits, 1},
-                            dims,
-                            dims + ndim,
-                            0};
+  holder->managed.tensor.data = room ? raw + data_at : nullptr;
   return holder;
 }
 
@@ -148,11 +189,17 @@ PyObject* import_by_capsule(Holder* holder, DType dtype) {
   return result;
 }
 
-PyObject* import_torch_tensor(Holder* holder, DType dtype) {
-  if (!torch.api || torch.attributes_only) return import_by_capsule(holder, dtype);
+bool by_api() {
+  return torch.api && !torch.attributes_only;
+}
+
+PyObject* import_managed(dlpack::ManagedVersioned* managed) {
   void* object = nullptr;
-  if (torch.api->import_managed(&holder->managed, &object) != 0) return nullptr;
-  return static_cast<PyObject*>(object);
+  return torch.api->import_managed(managed, &object) == 0 ? static_cast<PyObject*>(object) : nullptr;
+}
+
+PyObject* import_torch_tensor(Holder* holder, DType dtype) {
+  return by_api() ? import_managed(&holder->managed) : import_by_capsule(holder, dtype);
 }
 
 bool torch_has(DType dtype) {
@@ -194,9 +241,16 @@ bool load_torch() {
     Py_DECREF(capsule);
   }
   PyErr_Clear();
+  if (torch.api) find_native_checks(t);
   torch.parameter = reinterpret_cast<PyTypeObject*>(forever(t.attr("nn").attr("Parameter")));
   torch.tensor = reinterpret_cast<PyTypeObject*>(type.release().ptr());
   return true;
+}
+
+void prefetch_tensor(PyObject* object) {
+  if (!torch.native_is_neg || !is_torch(Py_TYPE(object))) return;
+  const char* impl = *static_cast<const char* const*>(inner(object));
+  for (int line = 0; line < 256; line += 64) __builtin_prefetch(impl + line);
 }
 
 Leaf read_torch(PyObject* object, TensorFields& fields) {
@@ -229,8 +283,7 @@ Leaf read_torch(PyObject* object, TensorFields& fields) {
     Py_DECREF(dtype);
     if (dtype != torch.uint8 && dtype != torch.int8) return Leaf::special;
   }
-  if (truth(torch.is_neg, object) || (info(fields.dtype).dl_code == 5 && truth(torch.is_conj, object)))
-    return Leaf::special;
+  if (negative(object) || (info(fields.dtype).dl_code == 5 && conjugate(object))) return Leaf::special;
   fields.data = static_cast<const char*>(tensor.data) + (tensor.data ? tensor.byte_offset : 0);
   fields.ndim = tensor.ndim;
   fields.shape = tensor.shape;
@@ -252,6 +305,43 @@ PyObject* torch_view(DType dtype, int ndim, const int64_t* shape, const int64_t*
   holder->managed.tensor.data = const_cast<char*>(data);
   holder->keep = keep;
   return import_torch_tensor(holder, dtype);
+}
+
+// Gone with the last of its views, and with the TorchViews that fills it.
+struct ViewChunk {
+  static constexpr uint32_t places = 64;
+  static constexpr int rank = 4;
+  struct View {
+    dlpack::ManagedVersioned managed;
+    int64_t dims[2 * rank];
+  };
+  Keep keep;
+  std::atomic<uint32_t> left{places};
+  View views[places];
+
+  void drop(uint32_t count) {
+    if (left.fetch_sub(count, std::memory_order_acq_rel) == count) delete this;
+  }
+};
+
+TorchViews::~TorchViews() {
+  if (chunk_ && used_ < ViewChunk::places) chunk_->drop(ViewChunk::places - used_);
+}
+
+PyObject* TorchViews::make(DType dtype, int ndim, const int64_t* shape, const int64_t* strides, const char* data) {
+  if (!by_api() || ndim > ViewChunk::rank) return torch_view(dtype, ndim, shape, strides, data, keep_);
+  if (!torch_has(dtype)) return nullptr;
+  if (!chunk_ || used_ == ViewChunk::places) {
+    chunk_ = new ViewChunk;
+    chunk_->keep = keep_;
+    used_ = 0;
+  }
+  ViewChunk::View& view = chunk_->views[used_++];
+  describe(view.managed, dtype, ndim, shape, strides, view.dims);
+  view.managed.context = chunk_;
+  view.managed.deleter = [](dlpack::ManagedVersioned* self) { static_cast<ViewChunk*>(self->context)->drop(1); };  // any thread
+  view.managed.tensor.data = const_cast<char*>(data);
+  return import_managed(&view.managed);
 }
 
 bool torch_can_view(DType dtype, int ndim, const int64_t* shape, const int64_t* strides) {

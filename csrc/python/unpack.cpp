@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "copy.h"
@@ -26,6 +28,19 @@ class GcPause {
  private:
   bool resume_;
 };
+
+// What torch allocates for the tensors of a tree goes back to the kernel when the tree is dropped, and the next one pays a
+// page fault for each 4 KiB of it. The C library keeps twice the largest chunk that it has seen freed (mallopt(3),
+// M_MMAP_THRESHOLD), so one is shown to it; nothing touches that chunk.
+void expect_tensors(uint64_t count) {
+  constexpr uint64_t each = 512, most = 31 << 20;  // the C library ignores chunks above 32 MiB
+  static uint64_t shown = 0;                       // guarded by the GIL
+  const uint64_t nbytes = std::min(count * each, most);
+  if (nbytes <= shown) return;
+  void* volatile chunk = std::malloc(nbytes);
+  std::free(chunk);
+  shown = nbytes;
+}
 
 PyObject* checked(PyObject* object) {
   if (!object) throw nb::python_error();
@@ -178,7 +193,11 @@ class PayloadTensors {
     if (writable->count != shared.count) throw std::logic_error("two mappings of different extents");
   }
 
-  void reserve(uint32_t leaves) { built_.reserve(leaves); }
+  void reserve(uint32_t leaves) {
+    built_.reserve(leaves);
+    expect_tensors(leaves);
+    if (writable_) views_ = std::make_unique<TorchViews>(writable_->keep);
+  }
 
   nb::object tensor(const Token& token) {
     if (token.tag == Tag::alias) return built_[token.count];
@@ -199,12 +218,6 @@ class PayloadTensors {
   }
 
  private:
-  struct Pending {
-    char* to;
-    const char* from;
-    uint64_t nbytes;
-  };
-
   static bool viewable(const LeafRecord& leaf) {
     return !leaf.strided || torch_can_view(leaf.dtype, leaf.ndim, leaf.shape, leaf.strides);
   }
@@ -213,9 +226,12 @@ class PayloadTensors {
     const Memory& memory = torch ? *writable_ : shared_;
     const char* data = memory.extents[leaf.extent].data + leaf.offset;
     const int64_t* strides = leaf.strided ? leaf.strides : nullptr;
-    if (torch)
-      return nb::steal(
-          checked(torch_view(leaf.dtype, leaf.ndim, leaf.shape, strides, leaf.nbytes ? data : nullptr, memory.keep)));
+    if (torch) {
+      if (!leaf.nbytes) data = nullptr;
+      PyObject* made = views_ ? views_->make(leaf.dtype, leaf.ndim, leaf.shape, strides, data)
+                              : torch_view(leaf.dtype, leaf.ndim, leaf.shape, strides, data, memory.keep);
+      return nb::steal(checked(made));
+    }
     if (!base_.is_valid() && memory.keep) base_ = nb::steal(checked(keep_capsule(memory.keep)));
     return nb::steal(checked(numpy_view(leaf.dtype, leaf.ndim, leaf.shape, strides, data, base_.ptr())));
   }
@@ -237,7 +253,7 @@ class PayloadTensors {
   }
 
   void run_copies() {
-    for (const Pending& copy : pending_) copy_bytes(copy.to, copy.from, copy.nbytes);
+    copy_spans(pending_);
     for (const StridedCopy& copy : strided_) copy.run();
   }
 
@@ -247,10 +263,11 @@ class PayloadTensors {
   const Like like_;
   std::vector<uint64_t> sizes_;
   std::vector<nb::object> built_;
-  std::vector<Pending> pending_;
+  std::vector<CopySpan> pending_;
   std::vector<StridedCopy> strided_;
   uint64_t total_ = 0;
-  nb::object base_;
+  nb::object base_;                     // of numpy views
+  std::unique_ptr<TorchViews> views_;  // where there are many
 };
 
 // Takes the tensors of an `out` object, in the order in which the message mentions them.
