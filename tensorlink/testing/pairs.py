@@ -200,14 +200,17 @@ class RemoteSide:
 
 
 class FarProcess:
-    """A process that hosts far sides, and does what it is told over a pipe. Thread-safe."""
+    """A process that hosts far sides, and does what it is told over a pipe. Thread-safe.
 
-    def __init__(self) -> None:
+    `prefix` is a command that runs the one given after it as itself, elsewhere: `nsenter --net=...`.
+    """
+
+    def __init__(self, prefix: Sequence[str] = ()) -> None:
         ours, theirs = socket.socketpair()
         code = "import sys; from tensorlink.testing.pairs import serve; serve(int(sys.argv[1]))"
         with theirs:
             fd = theirs.fileno()
-            self._process = subprocess.Popen([sys.executable, "-c", code, str(fd)], pass_fds=[fd])
+            self._process = subprocess.Popen([*prefix, sys.executable, "-c", code, str(fd)], pass_fds=[fd])
         self._pipe = Pipe(ours.detach())
         self._lock = threading.Lock()
         self._sides = 0
@@ -235,6 +238,7 @@ class FarProcess:
         self._process.send_signal(number)
         if number == signal.SIGKILL:
             self._process.wait()
+            self._pipe.close()
         if number == signal.SIGSTOP:
             tasks = Path(f"/proc/{self._process.pid}/task")
             eventually(
@@ -311,6 +315,8 @@ class PairMaker(ABC):
 
     separate: bool
     """Whether the far side is another process, which tests may stop and kill."""
+    listen = "127.0.0.1"
+    """Where the near side may listen for other hosts."""
 
     def __init__(self, transport: str) -> None:
         self.transport = transport
@@ -318,7 +324,7 @@ class PairMaker(ABC):
 
     def pair(self, pool_bytes: int = POOL_BYTES, connected: bool = True) -> Pair:
         self._count += 1
-        near = Side(self.transport, "near", self._count, pool_bytes)
+        near = Side(self.transport, "near", self._count, pool_bytes, self.listen)
         made = self.make(near, ("far", self._count, pool_bytes))
         if connected:
             made.connect()
@@ -345,12 +351,16 @@ class TwoProcesses(PairMaker):
     """The far side in a process of its own, which goes on from pair to pair until a test kills it."""
 
     separate = True
+    far_listen = "127.0.0.1"
+    """Where the far side may listen for other hosts."""
+    prefix: Sequence[str] = ()
+    """Of the far process, as `FarProcess` takes it."""
     _process: FarProcess | None = None
 
     def make(self, near: Side, far: tuple[str, int, int]) -> Pair:
         if self._process is None or not self._process.alive:
-            self._process = FarProcess()
-        return Pair(near, self._process.side(self.transport, *far), self._process)
+            self._process = FarProcess(self.prefix)
+        return Pair(near, self._process.side(self.transport, *far, self.far_listen), self._process)
 
     def close(self) -> None:
         if self._process is not None and self._process.alive:
