@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ TOKEN = "for the benchmarks only"
 class Across:
     """Both hosts. `near` and `far` are processes that have joined all contenders."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, kinds: Sequence[type[Contender]] = (TensorLink, Gloo)) -> None:
         self.near_host, self.far_host = network.hosts
         for host in network.hosts:
             host.congestion_control(CONGESTION)
@@ -45,12 +45,12 @@ class Across:
         meeting = Meeting(f"tcp://{self.near_host.ip}:29400", None, None, pool_bytes=3 * GIB)
         environment = {**joined, "GLOO_SOCKET_IFNAME": "eth0"}
         self.near, self.far = (host.spawn(**environment) for host in network.hosts)
-        self.near.start(join, meeting, True)
-        self.far.call(join, meeting, False, timeout=CALL_S)
+        self.near.start(join, kinds, meeting, True)
+        self.far.call(join, kinds, meeting, False, timeout=CALL_S)
         self.near.finish(CALL_S)
         self._nixl: dict[bool, NixlPair] = {}
-        for meet in ("tensorlink", "gloo"):  # whatever is set up at the first use
-            self.delivery_ms(meet, 64, 1)
+        for kind in kinds:  # whatever is set up at the first use
+            self.delivery_ms(kind.name, 64, 1)
 
     def both(self, far: Callable[..., Any], near: Callable[..., Any], *arguments: Any) -> Any:
         """Runs one function in each, and returns what the near one gave."""
@@ -121,9 +121,9 @@ def coordinate(ip: str) -> None:
     serve(Settings.load(), f"{ip}:0", say)
 
 
-def join(meeting: Meeting, near: bool) -> None:
+def join(kinds: Sequence[type[Contender]], meeting: Meeting, near: bool) -> None:
     torch.set_num_threads(1)
-    kept["ends"] = {kind.name: kind(meeting, near) for kind in (TensorLink, Gloo)}
+    kept["ends"] = {kind.name: kind(meeting, near) for kind in kinds}
     kept["refs"] = []
 
 

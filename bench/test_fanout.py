@@ -89,7 +89,7 @@ def fan(networks: Callable[[int], Network]) -> Fan:
 
 def test_fan_out(fan: Fan, benchmark: BenchmarkFixture) -> None:
     race = Race(benchmark, "64 MiB of weights over 1 Gbit/s", "ms")
-    names = {count: OURS if count == 4 else f"{count} subscribers" for count in SUBSCRIBERS}
+    names = {count: OURS if count == 4 else f"{count} subscriber{'s' * (count > 1)}" for count in SUBSCRIBERS}
     for count, name in names.items():
         race.enter(name, partial(fan.pulls_ms, count))
     race.enter("4 that read directly", lambda: fan.direct_ms(4))
