@@ -29,6 +29,6 @@ class Bench:
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     context = torch.multiprocessing.get_context("spawn")
     folder: Path = tmp_path_factory.mktemp("bench")
-    made = Bench(Meeting(str(folder / "gloo"), to_near=context.Queue(), to_far=context.Queue()))
+    made = Bench(Meeting(f"file://{folder}/gloo", to_near=context.Queue(), to_far=context.Queue()))
     yield made
     made.close()

@@ -21,10 +21,10 @@ class Meeting:
     """What both processes know, so that their contenders find each other. Made by the near one, pickled for the far one."""
 
     rendezvous: str
-    """A file that exists for nobody yet: Gloo's store."""
+    """URL of Gloo's store: a file that exists for nobody yet, or an address where nobody listens."""
     to_near: Any
     to_far: Any
-    """Queues of torch.multiprocessing."""
+    """Queues of torch.multiprocessing, or None."""
     pool_bytes: int = 6 * GIB
 
 
@@ -80,7 +80,7 @@ class Gloo(Contender):
     def __init__(self, meeting: Meeting, near: bool) -> None:
         super().__init__(meeting, near)
         self.other = 1 if near else 0
-        dist.init_process_group("gloo", init_method=f"file://{meeting.rendezvous}", rank=0 if near else 1, world_size=2)
+        dist.init_process_group("gloo", init_method=meeting.rendezvous, rank=0 if near else 1, world_size=2)
 
     def send(self, obj: Any) -> None:
         for tensor in _leaves(obj):

@@ -52,7 +52,7 @@ class Race:
         self._entries: dict[str, Callable[[], float]] = {}
         self.figures: dict[str, list[float]] = {}
         benchmark.group = group
-        benchmark.extra_info.update(unit=unit, figures=self.figures, rows=[])
+        benchmark.extra_info.update(unit=unit, figures=self.figures, rows=[], notes=[])
 
     def enter(self, name: str, measure: Callable[[], float]) -> None:
         self._entries[name] = measure
@@ -86,10 +86,21 @@ class Race:
             Row(self._group, what, self.median(ours), self._unit, against, self.median(against), ratio, target, at_most)
         )
 
-    def limit(self, name: str, limit: float, *, what: str) -> Row:
+    def limit(self, name: str, limit: float, *, what: str, unit: str | None = None, target: float | None = 1.0) -> Row:
         """A row that compares an entry with a fixed figure that it must not exceed."""
         figure = self.median(name)
-        return self.add(Row(self._group, what, figure, self._unit, "limit", limit, figure / limit, 1.0, True))
+        return self.add(
+            Row(self._group, what, figure, unit or self._unit, "limit", limit, figure / limit, target, True)
+        )
+
+    def rate(self, name: str, nbytes: int, *, what: str) -> Row:
+        """A row that says how many bytes a second an entry moves; its figures are milliseconds."""
+        figure = nbytes / self.median(name) / 1e6
+        return self.add(Row(self._group, what, figure, "GB/s", "1 GB/s", 1.0, figure, None))
+
+    def note(self, text: str) -> None:
+        """Something that the reader of the table should know, such as who couldn't take part."""
+        self._benchmark.extra_info["notes"].append(text)
 
     def add(self, row: Row) -> Row:
         self._benchmark.extra_info["rows"].append({**asdict(row), "met": row.met})

@@ -21,13 +21,17 @@ def report(benchmarks: Path, results: Path) -> list[dict[str, Any]]:
     run = json.loads(benchmarks.read_text())
     rows = [row for entry in run["benchmarks"] for row in entry["extra_info"]["rows"]]
     figures = {entry["name"]: entry["extra_info"]["figures"] for entry in run["benchmarks"]}
+    notes = sorted({note for entry in run["benchmarks"] for note in entry["extra_info"].get("notes", [])})
     machine = {
         "cpu": run["machine_info"]["cpu"].get("brand_raw", "?"),
         "cores": run["machine_info"]["cpu"].get("count"),
     }
-    document = {"when": run["datetime"], "machine": machine, "rows": rows, "figures": figures}
+    document = {"when": run["datetime"], "machine": machine, "rows": rows, "notes": notes, "figures": figures}
     (results / "ratios.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
-    Console(width=150).print(table(rows))
+    console = Console(width=150)
+    console.print(table(rows))
+    for note in notes:
+        console.print(note)
     chart(rows, results / "ratios.png")
     return rows
 
