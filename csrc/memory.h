@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -18,6 +19,11 @@ constexpr uint64_t kPage = 4096;
 constexpr uint64_t kHugePage = 2u << 20;
 
 inline uint64_t round_up(uint64_t n, uint64_t unit) { return (n + unit - 1) / unit * unit; }
+
+// Descriptors that a forked child must not keep open: its copy of a TCP socket would hide from the other side that this process
+// has ended. By number; the child puts /dev/null in their places (socket.cpp).
+constexpr int kMostFds = 1 << 16;
+inline std::atomic<bool> closed_by_fork[kMostFds];
 
 class Fd {
  public:
@@ -35,8 +41,12 @@ class Fd {
   int get() const { return fd_; }
   explicit operator bool() const { return fd_ >= 0; }
   void reset() {
+    if (fd_ >= 0 && fd_ < kMostFds) closed_by_fork[fd_].store(false, std::memory_order_relaxed);
     if (fd_ >= 0) ::close(fd_);
     fd_ = -1;
+  }
+  void close_by_fork() {
+    if (fd_ >= 0 && fd_ < kMostFds) closed_by_fork[fd_].store(true, std::memory_order_relaxed);
   }
 
  private:

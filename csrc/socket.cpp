@@ -4,6 +4,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <pthread.h>
 
 #include <algorithm>
 
@@ -32,8 +33,24 @@ Resolved resolve(const std::string& host, uint16_t port) {
   return result;
 }
 
+// Runs in a forked child, where nothing but system calls is safe.
+void leave_sockets() {
+  int nowhere = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+  for (int fd = 0; nowhere >= 0 && fd < kMostFds; ++fd)
+    if (closed_by_fork[fd].exchange(false, std::memory_order_relaxed)) ::dup3(nowhere, fd, O_CLOEXEC);
+  ::close(nowhere);
+}
+
+Fd ours(int fd) {
+  static const int once = ::pthread_atfork(nullptr, nullptr, leave_sockets);
+  static_cast<void>(once);
+  Fd socket(fd);
+  socket.close_by_fork();
+  return socket;
+}
+
 Fd stream_socket(int family) {
-  Fd socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  Fd socket = ours(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket) throw_errno("cannot make a socket");
   return socket;
 }
@@ -83,6 +100,12 @@ Fd listen_on(const std::string& host, uint16_t first, uint16_t last, uint16_t& p
     return socket;
   }
   throw Error(Fault::transport, "every port from " + std::to_string(first) + " to " + std::to_string(last) + " of " + host + " is taken");
+}
+
+Fd accept_from(int listener) {
+  Fd socket = ours(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (socket) set_up_stream(socket.get());
+  return socket;
 }
 
 void set_up_stream(int socket) {

@@ -30,6 +30,9 @@ struct Patience {
 // Listens on `host` at a free port, or at the first free one of `first`..`last`. Throws Fault::transport.
 Fd listen_on(const std::string& host, uint16_t first, uint16_t last, uint16_t& port);
 
+// The next connection, set up as all of ours; none: nobody waits.
+Fd accept_from(int listener);
+
 // A connected, non-blocking socket, set up as all of ours. Throws Fault::lost: nobody listens there; timeout, cancelled.
 Fd dial(const Address& to, const Patience& patience);
 

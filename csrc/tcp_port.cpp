@@ -45,9 +45,8 @@ bool TcpPort::on_event(int fd, uint32_t events) {
 void TcpPort::accept_all() {
   constexpr int kMost = 64;  // then others have their turn
   for (int i = 0; i < kMost; ++i) {
-    Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    Fd socket = accept_from(listener_.get());
     if (!socket) return;
-    set_up_stream(socket.get());
     while (pending_.size() >= kMaxPending && !order_.empty()) {  // whoever greets at once is never the oldest
       auto oldest = pending_.find(order_.front());
       order_.pop_front();

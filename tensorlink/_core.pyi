@@ -146,6 +146,9 @@ class Connection:
     def reader(self) -> int: ...
 
     @property
+    def serial(self) -> int: ...
+
+    @property
     def up(self) -> bool: ...
 
     @property

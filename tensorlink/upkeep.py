@@ -28,6 +28,7 @@ class Upkeep:
         self._links = links
         self._stop = threading.Event()
         self._asked = False
+        self._retries: dict[int, int] = {}  # by connection, as last seen
         self._thread = threading.Thread(target=self._run, name="tensorlink-upkeep", daemon=True)
 
     def start(self) -> None:
@@ -42,6 +43,7 @@ class Upkeep:
             self._heartbeat()
             for text in self._engine.refusals():
                 log.warning("refused a connection from %s", text)
+            self._resumed()
             for name, incarnation, host, port in self._engine.suspects():
                 log.info("the stream of %s#%d ended without a word", name, incarnation)
                 arguments = (PeerId(name, incarnation), host, port)
@@ -53,6 +55,15 @@ class Upkeep:
         if bad and not self._asked:
             self._control.rejoin_needed()
         self._asked = bad
+
+    def _resumed(self) -> None:
+        """Tells of reads that had to go on over another stream."""
+        seen = {}
+        for native in self._engine.connections():
+            seen[native.serial] = native.counters()["retries"]
+            if seen[native.serial] > self._retries.get(native.serial, 0):
+                log.warning("a read from %s broke off and was taken up again", native.peer_name)
+        self._retries = seen
 
     def _probe(self, peer: PeerId, host: str, port: int) -> None:
         """Where nobody listens any more the peer has gone; where somebody does, only its stream broke. Else time will tell: the

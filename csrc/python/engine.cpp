@@ -203,6 +203,7 @@ void bind_connections(nb::module_& module) {
       .def_prop_ro("peer_incarnation", [](const Connection& c) { return c.peer.incarnation; })
       .def_prop_ro("pid", [](const Connection& c) { return c.pid; })
       .def_prop_ro("reader", [](const Connection& c) { return c.reader(); })
+      .def_prop_ro("serial", [](const Connection& c) { return c.serial; })
       .def_prop_ro("up", [](const Connection& c) { return c.up(); })
       .def_prop_ro("owes", [](const Connection& c) { return c.owes(); }, "Whether messages wait for an acknowledgement.")
       .def_prop_ro("gone", [](const Connection& c) { return c.gone(); })
