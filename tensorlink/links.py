@@ -47,6 +47,12 @@ class PeerLink:
     lane: _core.Connection | None
     """Where messages go; None: over gRPC."""
 
+    @property
+    def on_host(self) -> bool:
+        """Whether the peer is a process of this host, whose connection ends only with it."""
+        native = self.connection.lane()
+        return native is None or native.pid != 0
+
 
 class Links:
     """One link to each peer at most. Thread-safe; connecting blocks only those that want the same peer."""
@@ -157,6 +163,11 @@ class Links:
             phase=phase,
             hint=(why and why.hint) or "It works again under its name once it is restarted",
         )
+
+    def gone(self, peer: PeerId) -> bool:
+        """Whether, as far as is known, the incarnation is no more. Doesn't block."""
+        info = self._control.known(peer.name)
+        return info is None or info.id != peer
 
     def drop(self, peer: PeerId) -> None:
         """Forgets the link to an incarnation that is down."""

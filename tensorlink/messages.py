@@ -72,7 +72,9 @@ class Messages:
             try:
                 packed = link.lane.send(obj, tag)
             except PeerLostError:
-                raise self._lost(link, "send") from None
+                if link.on_host:
+                    raise self._lost(link, "send") from None
+                packed = _core.pack(obj)
             if packed is None:
                 return
         else:
@@ -90,6 +92,7 @@ class Messages:
             packed = _core.pack(obj)
             return Background(lambda stop: self._send_packed(packed, to, tag, timeout, stop), "")
         path = link.connection.transport
+        stored = None
         try:
             left = link.lane.send(obj, tag)
             if left is None:
@@ -97,31 +100,41 @@ class Messages:
             stored = self._store(link, left, 0.0)
             if stored is not None and self._offer(link, stored, tag, 0.0):
                 return Finished(None, path)
-            if stored is not None:
-                self._engine.release(stored[0])
         except PeerLostError:
-            return Finished(None, path, self._lost(link, "send"))
+            if link.on_host:
+                return Finished(None, path, self._lost(link, "send"))
+            left = _core.pack(obj)
+        if stored is not None:
+            self._engine.release(stored[0])
         return Background(lambda stop: self._send_packed(left, to, tag, timeout, stop), path)
 
     def _send_packed(
         self, packed: _core.Packed, to: str, tag: str, timeout: float, stop: _core.Stop | None = None
     ) -> None:
         deadline = time.monotonic() + timeout
-        link = self._links.to_name(to, timeout, stop)
-        try:
-            if link.lane is None:
-                self._send_over_grpc(link, packed, tag, deadline, stop)
-                return
-            if packed.nbytes + len(packed.meta) < _core.EAGER_LIMIT and self._engine.send_packed(
-                link.lane, packed, tag, 0.0
-            ):
-                return
-            stored = _until(deadline, stop, lambda left: self._store(link, packed, left))
-            if stored is None:
-                raise self._exhausted(packed.nbytes, f"send to {to}")
-            self._offer_until(link, stored, tag, deadline, stop)
-        except PeerLostError as error:
-            raise self._lost(link, "send") from error
+        while True:
+            link = self._links.to_name(to, max(deadline - time.monotonic(), 0.0), stop)
+            try:
+                return self._send_over(link, packed, to, tag, deadline, stop)
+            except PeerLostError as error:
+                # A lane between hosts may break and its peer live on: then this message was not sent, and another lane is made.
+                if link.on_host or self._links.gone(link.peer):
+                    raise self._lost(link, "send") from error
+
+    def _send_over(
+        self, link: PeerLink, packed: _core.Packed, to: str, tag: str, deadline: float, stop: _core.Stop | None
+    ) -> None:
+        if link.lane is None:
+            self._send_over_grpc(link, packed, tag, deadline, stop)
+            return
+        if packed.nbytes + len(packed.meta) < _core.EAGER_LIMIT and self._engine.send_packed(
+            link.lane, packed, tag, 0.0
+        ):
+            return
+        stored = _until(deadline, stop, lambda left: self._store(link, packed, left))
+        if stored is None:
+            raise self._exhausted(packed.nbytes, f"send to {to}")
+        self._offer_until(link, stored, tag, deadline, stop)
 
     def _store(self, link: PeerLink, packed: _core.Packed, timeout: float) -> tuple[int, bytes, bytes] | None:
         native = link.connection.lane()  # also where messages go over gRPC: what it was sent ends with the reader
