@@ -230,6 +230,17 @@ bool Engine::owes() {
   return tcp_->server().lending();
 }
 
+bool Engine::undelivered(const Identity& peer) {
+  std::lock_guard lock(list_mutex_);
+  auto it = outbound_.find({peer.name, peer.incarnation});
+  if (it == outbound_.end()) return false;
+  {
+    std::lock_guard kept(it->second->mutex);
+    if (it->second->kept.empty()) return false;
+  }
+  return std::none_of(connections_.begin(), connections_.end(), [&](auto& c) { return c->up() && c->peer == peer && c->owes(); });
+}
+
 void Engine::nudge() {
   uint64_t one = 1;
   [[maybe_unused]] ssize_t n = ::write(wake_fd_.get(), &one, sizeof one);

@@ -100,6 +100,8 @@ class Engine {
 
   // Whether peers on other hosts haven't got yet what was sent to them.
   bool owes();
+  // Whether messages to a peer were kept, and no lane to it works.
+  bool undelivered(const Identity& peer);
 
   // ----- waiting: until ready() holds, or the deadline. The caller has polled before and holds no lock.
   template <class Ready>

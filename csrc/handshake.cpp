@@ -106,11 +106,11 @@ Heard hear(std::string_view hello, const Nonce& ours, const Key& key) {
   std::memcpy(&head, hello.data(), sizeof head);
   std::string_view text = hello.substr(0, hello.size() - sizeof(Digest));
   Digest proof = mac(key, "tensorlink hello", ours, head.nonce, text);
-  if (!same(proof.data(), hello.data() + text.size(), sizeof proof)) throw Error(Fault::refused, "it doesn't know the key");
+  if (!same(proof.data(), hello.data() + text.size(), sizeof proof)) return {false, {}, head.nonce, {}};
   std::string body(text.substr(sizeof head));
   size_t first = body.find('\0'), second = body.find('\0', first + 1);
   if (first == std::string::npos || first == 0 || second == std::string::npos) throw Error(Fault::corrupt, "its greeting cannot be read");
-  Heard heard{{}, head.nonce, mac(key, "tensorlink secret", ours, head.nonce, {})};
+  Heard heard{true, {}, head.nonce, mac(key, "tensorlink secret", ours, head.nonce, {})};
   heard.greeting.role = static_cast<Role>(head.role);
   heard.greeting.from = {body.substr(0, first), head.incarnation};
   heard.greeting.to = {body.substr(first + 1, second - first - 1), head.to_incarnation};

@@ -50,12 +50,13 @@ Session greet(const Contact& to, const Greeting& greeting, const Patience& patie
 std::string challenge(const Nonce& nonce);
 // Bytes that the hello has at least; the exact number once that many are there. Throws Fault::corrupt.
 size_t hello_size(std::string_view so_far);
-// Throws Fault::corrupt: it is no hello; refused: the key is wrong.
 struct Heard {
+  bool knows_key = false;  // else nothing else in it counts but the nonce, for an answer
   Greeting greeting;
   Nonce nonce;
   Digest secret;
 };
+// Throws Fault::corrupt: it is no hello.
 Heard hear(std::string_view hello, const Nonce& ours, const Key& key);
 // `refusal`: empty: welcome.
 std::string answer(const Heard& heard, const Nonce& ours, const Key& key, const std::string& refusal, uint64_t received);

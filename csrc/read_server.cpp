@@ -11,7 +11,7 @@ namespace tl {
 
 namespace {
 constexpr uint64_t kTurn = 2u << 20;          // bytes before the next stream's turn
-constexpr size_t kMaxParts = 256;
+constexpr size_t kAnswerParts = 256;
 constexpr size_t kMaxIn = 256 + 48 * 65536;   // the largest request
 constexpr uint64_t kLeast = 64u << 10;        // under a rate: bytes that are worth a turn
 constexpr double kBurstS = 0.02;
@@ -104,10 +104,10 @@ ReadServer::Turn ReadServer::serve(Stream& stream, uint64_t budget, uint64_t& se
       if (!stream.busy) continue;  // that was an acknowledgement
       uint64_t most = std::min(budget - sent, available(stream));
       if (most == 0) return stream.filling->failed ? Turn::ended : Turn::awaiting;
-      iovec parts[kMaxParts];
+      iovec parts[kAnswerParts];
       size_t count = 0;
       uint64_t total = 0, offset = stream.offset;
-      for (size_t i = stream.at; i <= stream.spans.size() && count < kMaxParts && total < most; ++i, offset = 0) {
+      for (size_t i = stream.at; i <= stream.spans.size() && count < kAnswerParts && total < most; ++i, offset = 0) {
         const char* data = i == 0 ? stream.head.data() : stream.spans[i - 1].data;
         uint64_t size = (i == 0 ? stream.head.size() : stream.spans[i - 1].nbytes) - offset;
         size = std::min(size, most - total);

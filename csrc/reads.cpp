@@ -10,7 +10,7 @@ namespace tl {
 namespace {
 
 constexpr uint64_t kSlice = 1u << 20;  // between two looks at the stop flag and the clock
-constexpr size_t kMaxParts = 1024;     // of one recvmsg
+constexpr size_t kReceiveParts = 1024;     // of one recvmsg
 constexpr size_t kMaxIdle = 4;
 constexpr int kMaxHops = 16;
 constexpr int64_t kStall = 1'000'000'000;
@@ -24,7 +24,7 @@ class Cursor {
     size_t count = 0;
     uint64_t total = 0;
     uint64_t offset = offset_;
-    for (size_t i = at_; i < sinks_.size() && count < kMaxParts && total < kSlice; ++i, offset = 0) {
+    for (size_t i = at_; i < sinks_.size() && count < kReceiveParts && total < kSlice; ++i, offset = 0) {
       uint64_t n = std::min(sinks_[i].nbytes - offset, kSlice - total);
       if (!sinks_[i].to) n = std::min<uint64_t>(n, nowhere_size);
       parts[count++] = {sinks_[i].to ? sinks_[i].to + offset : nowhere, n};
@@ -195,7 +195,7 @@ void Reads::attempt(Stream& stream, ReadRequest request, const std::vector<Exten
 
 void Reads::receive(Stream& stream, Work& work, const Patience& patience) {
   const int fd = stream.socket.get();
-  iovec parts[kMaxParts];
+  iovec parts[kReceiveParts];
   char nowhere[4096];
   for (Cursor cursor(work.sinks, work.done); work.done < work.total;) {
     if (patience.stopped()) throw Error(Fault::cancelled, "cancelled");

@@ -12,7 +12,7 @@ namespace {
 constexpr size_t kMaxWritten = 256;              // records that wait for a peer which doesn't read
 constexpr uint64_t kReportBytes = 512u << 10, kReportMessages = 64;
 constexpr uint64_t kReceiveBudget = 1u << 20;    // a peer that writes as fast as we read must not keep us from the others
-constexpr size_t kMaxParts = 64;
+constexpr size_t kSendParts = 64;
 }  // namespace
 
 TcpConnection::TcpConnection(uint64_t serial, Identity peer, Parts parts, std::shared_ptr<Outbound> outbound)
@@ -52,9 +52,9 @@ void TcpConnection::flush_messages() {
   auto& kept = outbound_->kept;
   try {
     while (at_ < kept.size()) {
-      iovec parts[kMaxParts];
+      iovec parts[kSendParts];
       size_t count = 0;
-      for (size_t i = at_; i < kept.size() && count < kMaxParts; ++i) parts[count++] = {kept[i].record.data(), kept[i].record.size()};
+      for (size_t i = at_; i < kept.size() && count < kSendParts; ++i) parts[count++] = {kept[i].record.data(), kept[i].record.size()};
       parts[0].iov_base = static_cast<char*>(parts[0].iov_base) + offset_;
       parts[0].iov_len -= offset_;
       size_t n = send_some(socket(), parts, count);

@@ -100,9 +100,14 @@ void TcpPort::on_hello(int fd) {
 void TcpPort::welcome(Pending pending, const Heard& heard) {
   const Greeting& greeting = heard.greeting;
   std::string refusal;
-  if (greeting.to.name != engine_.name() || greeting.to.incarnation != engine_.incarnation()) refusal = "restarted";
-  if (greeting.role != Role::lane && greeting.role != Role::reads) refusal = "the peer speaks another version of the protocol";
-  uint64_t received = engine_.inbox().received(engine_.inbox().source(greeting.from.name), greeting.from.incarnation);
+  if (!heard.knows_key) {
+    refusal = "the key is wrong";
+    refuse(pending.from, "it doesn't know the key");
+  } else if (greeting.to.name != engine_.name() || greeting.to.incarnation != engine_.incarnation()) {
+    refusal = "restarted";
+  }
+  if (refusal.empty() && greeting.role != Role::lane && greeting.role != Role::reads) refusal = "the peer speaks another version of the protocol";
+  uint64_t received = refusal.empty() ? engine_.inbox().received(engine_.inbox().source(greeting.from.name), greeting.from.incarnation) : 0;
   std::string text = answer(heard, pending.nonce, contact_.key, refusal, received);
   iovec part{text.data(), text.size()};
   try {

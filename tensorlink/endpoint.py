@@ -401,6 +401,7 @@ class Endpoint:
                 self._hooks.fire("peer_down", peer, event.reason)
             else:
                 self._engine.set_peer(peer.name, peer.incarnation, True)
+                self._upkeep.came_up(peer.id)
                 self._hooks.fire("peer_up" if event.kind == "up" else "peer_restart", peer)
 
     def _on_joined(self, membership: Membership) -> None:

@@ -40,8 +40,6 @@ class PeerLink:
     """A working connection, and the gRPC channel beside it."""
 
     peer: PeerId
-    address: str
-    """Of its peer service."""
     connection: Connection
     client: PeerClient
     lane: _core.Connection | None
@@ -60,6 +58,7 @@ class Links:
     def __init__(self, settings: Settings, site: Site, control: ControlClient) -> None:
         self._settings = settings
         self._control = control
+        self._engine = site.engine
         self.me = PeerId(control.name, 0)
         """Set by the endpoint once it has joined."""
         self.transports: dict[str, Transport] = {}
@@ -229,7 +228,7 @@ class Links:
             client.close()
             raise
         lane = None if self._settings.control == "grpc" else connection.lane()
-        link = PeerLink(peer, address, connection, client, lane)
+        link = PeerLink(peer, connection, client, lane)
         with self._lock:
             self._links[peer.name] = link
         return link
@@ -262,10 +261,10 @@ class Links:
         self.drop(link.peer)
 
     def mend(self, peer: PeerId) -> None:
-        """Connects again to a live peer whose stream broke, if something was on its way there. Raises: as `to_owner`."""
-        link = self._links.get(peer.name)
-        if link is not None and link.peer == peer and not link.connection.up:
-            self.to_owner(peer, link.address, self._settings.timeout)
+        """Connects again to a peer that messages are on their way to, if their lane broke. Raises: as `to_owner`."""
+        info = self._control.known(peer.name)
+        if info is not None and info.id == peer and self._engine.undelivered(peer.name, peer.incarnation):
+            self.to_owner(peer, info.address, self._settings.timeout)
 
     def _cool(self, peer: PeerId, transport: str, error: TensorLinkError) -> None:
         log.warning("the path to %s over %s failed: %s", peer, transport, error.message)

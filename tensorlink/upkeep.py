@@ -17,6 +17,7 @@ log = logging.getLogger("tensorlink")
 _REJECTED, _UNREACHABLE = 3, 4  # states of the native heartbeat
 _EVERY_S = 0.1
 _PROBE_S = 2.0
+_AGAIN_S = 1.0
 
 
 class Upkeep:
@@ -33,6 +34,11 @@ class Upkeep:
 
     def start(self) -> None:
         self._thread.start()
+
+    def came_up(self, peer: PeerId) -> None:
+        """A peer is there, perhaps again. Doesn't block."""
+        if self._engine.undelivered(peer.name, peer.incarnation):
+            threading.Thread(target=self.mend, args=(peer,), name="tensorlink-mend", daemon=True).start()
 
     def stop(self) -> None:
         """Ends it soon; doesn't wait."""
@@ -75,7 +81,14 @@ class Upkeep:
             return
         except OSError:
             return
-        try:
-            self._links.mend(peer)
-        except TensorLinkError as error:
-            log.info("the lane to %s could not be mended: %s", peer, error)
+        self.mend(peer)
+
+    def mend(self, peer: PeerId) -> None:
+        """Brings messages that are on their way over a broken lane to a live peer, as soon as that is possible. Blocks."""
+        while not self._stop.is_set() and not self._links.gone(peer):
+            try:
+                self._links.mend(peer)
+                return
+            except TensorLinkError as error:
+                log.info("the lane to %s could not be mended: %s", peer, error)
+                self._stop.wait(_AGAIN_S)

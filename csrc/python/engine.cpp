@@ -386,6 +386,8 @@ void bind_engine(nb::module_& module) {
       .def("limit", [](Engine& e, uint64_t bytes_per_s) { e.tcp().server().limit(bytes_per_s); }, "bytes_per_s"_a,
            "What is sent to one other host's peer at most; 0: as fast as it goes.")
       .def("verify", &Engine::verify, "on"_a, "Whether everything that is stored from now on gets a checksum.")
+      .def("undelivered", [](Engine& e, const std::string& name, uint64_t incarnation) { return e.undelivered({name, incarnation}); },
+           "name"_a, "incarnation"_a, "Whether messages to that peer wait for a lane that works.")
       .def("refusals", [](Engine& e) { return e.tcp().take_refusals(); }, "Whom the TCP port turned away since the last call, and why.")
       .def("suspects", [](Engine& e) {
         nb::list result;
