@@ -243,6 +243,9 @@ class Engine:
     def verify(self, on: bool) -> None:
         """Whether everything that is stored from now on gets a checksum."""
 
+    def undelivered(self, name: str, incarnation: int) -> bool:
+        """Whether messages to that peer wait for a lane that works."""
+
     def refusals(self) -> list[str]:
         """Whom the TCP port turned away since the last call, and why."""
 
