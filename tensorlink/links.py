@@ -238,20 +238,24 @@ class Links:
     ) -> Connection:
         """Over the fastest transport that works: one that looks good may still fail, between two containers for example."""
         candidates = self._candidates(peer, addresses)
-        reasons = []
+        failed: list[tuple[str, TensorLinkError]] = []
         for transport in candidates:
             left = self._left(deadline, peer, "connect")
             last = transport is candidates[-1]
             try:
-                return transport.connect(peer, addresses[transport.name], None, left if last else min(left, _TRY_S))
+                found = transport.connect(peer, addresses[transport.name], None, left if last else min(left, _TRY_S))
             except PeerRestartedError:
                 raise
             except (PeerLostError, TransportError, TransferTimeoutError) as error:
-                self._cool(peer, transport.name, error)
-                reasons.append(f"{transport.name}: {error.message}")
+                failed.append((transport.name, error))
                 if last and isinstance(error, TransferTimeoutError):
                     raise
+                continue
+            self._cool_all(peer, failed)
+            return found
         client.ping(self._left(deadline, peer, "connect"))  # raises PeerLostError where it is the peer that has gone
+        self._cool_all(peer, failed)
+        reasons = [f"{name}: {error.message}" for name, error in failed]
         raise self._no_path(peer, reasons, "Set TENSORLINK_INTERFACE there to an address that is reached from here")
 
     def fail_over(self, link: PeerLink, error: TensorLinkError) -> None:
@@ -265,6 +269,10 @@ class Links:
         info = self._control.known(peer.name)
         if info is not None and info.id == peer and self._engine.undelivered(peer.name, peer.incarnation):
             self.to_owner(peer, info.address, self._settings.timeout)
+
+    def _cool_all(self, peer: PeerId, failed: list[tuple[str, TensorLinkError]]) -> None:
+        for name, error in failed:
+            self._cool(peer, name, error)
 
     def _cool(self, peer: PeerId, transport: str, error: TensorLinkError) -> None:
         log.warning("the path to %s over %s failed: %s", peer, transport, error.message)
