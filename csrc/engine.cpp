@@ -173,7 +173,7 @@ bool Engine::pump(bool insist) {
   return true;
 }
 
-void Engine::drain(Connection& connection) {
+bool Engine::drain(Connection& connection) {
   bool any = false;
   try {
     connection.receive([&](std::unique_ptr<Message> message) {
@@ -194,6 +194,12 @@ void Engine::drain(Connection& connection) {
     seen_completions_ = inbox_.completions();
     signal_event();
   }
+  return any;
+}
+
+// All that is here already, before the peer counts as gone; the bound is for one that is alive, and goes on.
+void Engine::drain_rest(Connection& connection) {
+  for (int turns = 64; turns > 0 && drain(connection);) --turns;
 }
 
 void Engine::signal_event() {
@@ -291,7 +297,7 @@ void Engine::add(const std::shared_ptr<Connection>& connection, Port& port, cons
   newest = peer.incarnation;
   for (auto& other : connections_)
     if (other->peer.name == peer.name && other->peer.incarnation < peer.incarnation) {
-      drain(*other);  // what it had sent completely is still delivered; what it holds stays pinned
+      drain_rest(*other);  // what it had sent completely is still delivered; what it holds stays pinned
       other->set_up(false);
       inbox_.set_down(inbox_.source(peer.name), true);
     }
@@ -306,6 +312,7 @@ void Engine::add(const std::shared_ptr<Connection>& connection, Port& port, cons
 }
 
 void Engine::set_peer(const Identity& peer, bool up) {
+  if (!up) await_rest(peer);
   {
     std::scoped_lock lock(pump_mutex_, list_mutex_);
     set_peer_locked(peer, up);
@@ -313,6 +320,20 @@ void Engine::set_peer(const Identity& peer, bool up) {
   if (!up) forget_strangers(peer);
   doorbell_->ring();
   if (watchers_ > 0) signal_event();
+}
+
+// The news that a peer has gone may overtake what it sent, which its host still delivers: it is taken as long as it comes.
+void Engine::await_rest(const Identity& peer) {
+  constexpr int kPauseMs = 20;
+  const int64_t latest = now_ns() + 1'000'000'000;
+  for (auto& connection : connections()) {
+    if (connection->pid || connection->peer.name != peer.name || connection->peer.incarnation > peer.incarnation) continue;
+    pollfd stream{connection->socket(), POLLIN, 0};
+    do {
+      std::lock_guard lock(pump_mutex_);
+      drain_rest(*connection);
+    } while (connection->up() && now_ns() < latest && ::poll(&stream, 1, kPauseMs) > 0);
+  }
 }
 
 // What was meant for a peer on another host that has gone is nobody's any more; one on this host keeps it while it lives.
@@ -332,7 +353,7 @@ void Engine::set_peer_locked(const Identity& peer, bool up) {
   SourceId source = inbox_.source(peer.name);
   for (auto& connection : connections_) {
     if (connection->peer.name != peer.name || connection->peer.incarnation > peer.incarnation) continue;
-    drain(*connection);
+    drain_rest(*connection);
     connection->set_up(up && connection->peer.incarnation == peer.incarnation && !connection->gone());
   }
   for (auto& [whom, outbound] : outbound_)
@@ -356,7 +377,7 @@ void Engine::lose(const std::shared_ptr<Connection>& connection, bool gone) {
   bool last;
   {
     std::scoped_lock lock(pump_mutex_, list_mutex_);
-    drain(*connection);
+    drain_rest(*connection);
     connection->set_up(false);
     for (auto it = by_fd_.begin(); it != by_fd_.end();) {
       bool ended = it->second.connection == connection && (gone || it->first != connection->socket());
@@ -384,7 +405,7 @@ void Engine::lose_lane(const std::shared_ptr<TcpConnection>& connection) {
   }
   {
     std::scoped_lock lock(pump_mutex_, list_mutex_);
-    drain(*connection);
+    drain_rest(*connection);
     connection->set_up(false);
     by_fd_.erase(connection->socket());
     unwatch_fd(connection->socket());

@@ -160,8 +160,10 @@ class Engine {
   void on_event(int fd, uint32_t events);
   bool reachable(const Identity& peer);
   void set_peer_locked(const Identity& peer, bool up);
+  void await_rest(const Identity& peer);
   void forget_strangers(const Identity& peer);
-  void drain(Connection& connection);
+  bool drain(Connection& connection);  // whether it brought anything
+  void drain_rest(Connection& connection);
   void signal_event();
   void want_news();
 

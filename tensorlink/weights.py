@@ -303,8 +303,9 @@ class WeightSubscriber:
                 source = self._find(limit, restart_ends=waited and min_version is not None)
                 try:
                     version = self._attempt(source, min_version, limit, stream, began)
-                except (PeerLostError, TransportError):
-                    self._lose(source, restart_ends=min_version is not None)
+                except (PeerLostError, TransportError) as error:
+                    broken = isinstance(error, TransportError) or not source.connection.up
+                    self._lose(source, broken=broken, restart_ends=min_version is not None)
                     continue
                 if version is not None:
                     return version
@@ -385,7 +386,7 @@ class WeightSubscriber:
         if source is not None and source.connection.up:
             return source
         if source is not None:
-            self._lose(source, restart_ends=restart_ends)
+            self._lose(source, broken=True, restart_ends=restart_ends)
         while True:
             try:
                 found = self._connect(limit)
@@ -410,14 +411,15 @@ class WeightSubscriber:
             raise NoPathError(f"{connection.transport} cannot carry weights", peer=str(peer), phase="pull")
         return _Source(peer, address, connection, lane)
 
-    def _lose(self, source: _Source, *, restart_ends: bool) -> None:
-        """Returns when there is somebody to pull from, be it the same publisher over a new connection. Raises:
-        PeerLostError: there is none, or it must be told of."""
+    def _lose(self, source: _Source, *, broken: bool, restart_ends: bool) -> None:
+        """Returns when there is somebody to pull from; if it is only the path that is `broken`, the same publisher over a new
+        connection. Raises: PeerLostError: there is none, or it must be told of."""
         self._source, self._gone = None, source.peer
-        self._endpoint._links.drop(source.peer)
-        with contextlib.suppress(TensorLinkError):  # its stream may have broken, and nothing else
-            self._source, self._gone = self._connect_to(source.peer, source.address, _GONE_WAIT_S), None
-            return
+        if broken:
+            self._endpoint._links.drop(source.peer)
+            with contextlib.suppress(TensorLinkError):
+                self._source, self._gone = self._connect_to(source.peer, source.address, _GONE_WAIT_S), None
+                return
         deadline = time.monotonic() + _GONE_WAIT_S
         while (left := deadline - time.monotonic()) > 0:
             try:

@@ -110,6 +110,7 @@ def test_min_version_is_waited_for(trainer: tl.Endpoint, worker: tl.Endpoint) ->
     assert subscriber.pull(min_version=5, timeout=0) == 5
 
 
+@pytest.mark.shm
 def test_a_version_that_is_there_needs_no_time(trainer: tl.Endpoint, worker: tl.Endpoint) -> None:
     publisher = tl.WeightPublisher("policy", state(1))
     subscriber = tl.WeightSubscriber("policy", state(0), endpoint=worker)
@@ -187,21 +188,25 @@ def test_a_closed_publisher_is_told_of_and_replaced(trainer: tl.Endpoint, worker
         first.publish(version=6)
     with pytest.raises(tl.ClosedError):
         first.publish()
-    with pytest.raises(tl.PeerLostError):
-        subscriber.pull()
-    assert same(into, state(1)) and subscriber.version == 5
+    pull_until_lost(subscriber)
+    assert same(into, state(1)) and subscriber.version in (5, 6)
     with tl.WeightPublisher("policy", state(2)) as second:  # of the same process: its numbers go on
         transfer = subscriber.ipull()
         assert second.publish() == 7
         assert transfer.wait(20) == 7 and same(into, state(2))
-    with pytest.raises(tl.PeerLostError):
-        subscriber.pull()
+    pull_until_lost(subscriber)
     with tl.WeightPublisher("policy", state(3), endpoint=(other := tl.init("other"))) as third:
         third.publish(version=1)
         assert subscriber.pull() == 1 and same(into, state(3))
         other.shutdown()
+    pull_until_lost(subscriber)
+
+
+def pull_until_lost(subscriber: tl.WeightSubscriber) -> None:
+    """The end of a publisher on another host is heard of a moment later."""
     with pytest.raises(tl.PeerLostError):
-        subscriber.pull()
+        while True:
+            subscriber.pull()
 
 
 def test_closing_frees_all_memory(trainer: tl.Endpoint, worker: tl.Endpoint) -> None:
@@ -268,9 +273,9 @@ def test_a_publisher_that_changes_its_tensors_is_compared_again(trainer: tl.Endp
     publisher.publish()
     subscriber.pull()
     live["w"] = torch.ones(3)
-    publisher.publish()
+    version = publisher.publish()
     with pytest.raises(tl.LayoutMismatchError):
-        subscriber.pull()
+        subscriber.pull(version)
     assert subscriber.version == 1 and bool((into["w"] == 1).all())
     into["w"] = torch.zeros(3)
     assert subscriber.pull() == 2 and bool((into["w"] == 1).all())
@@ -342,7 +347,7 @@ def test_a_budget_for_one_version_is_enough(worker: tl.Endpoint) -> None:
         for step in range(1, 5):
             live["w"].fill_(step)
             publisher.publish(step)
-            assert subscriber.pull() == step and bool((into["w"] == step).all())
+            assert subscriber.pull(step) == step and bool((into["w"] == step).all())
         live["w"] = torch.zeros(MIB)
         with pytest.raises(tl.PoolExhaustedError):
             publisher.publish()
