@@ -24,17 +24,24 @@ TcpConnection::TcpConnection(uint64_t serial, Identity peer, Parts parts, std::s
       reader_(kMaxFrame + 4096) {
   if (!dialled_) return;
   std::lock_guard lock(outbound_->mutex);
+  if (outbound_->carrier) outbound_->carrier->distrust();
+  outbound_->carrier = this;
   auto& kept = outbound_->kept;
   while (!kept.empty() && kept.front().sequence <= parts.received) kept.pop_front();
   for (const Outbound::Kept& kept : outbound_->kept) sent_ += kept.record.size() - sizeof(RecordHead);
   flush_messages();
 }
 
+TcpConnection::~TcpConnection() {
+  std::lock_guard lock(outbound_->mutex);
+  if (outbound_->carrier == this) outbound_->carrier = nullptr;
+}
+
 // ----- sending messages
 
 bool TcpConnection::try_send(const Outgoing& message) {
   std::lock_guard lock(outbound_->mutex);
-  if (!up()) throw Error(Fault::lost, "the lane to " + peer.name + " has ended");
+  if (!up() || outbound_->carrier != this) throw Error(Fault::lost, "the lane to " + peer.name + " has ended");
   uint64_t n = frame_size(message);
   if (sent_ - taken_by_peer_ + n > (message.payload_size ? kEagerCredit : kCredit)) return false;
   std::string record = make_record(RecordKind::message, n);
@@ -81,7 +88,7 @@ void TcpConnection::on_ack(uint64_t sequence, uint64_t taken) {
 void TcpConnection::on_writable() {
   if (dialled_) {
     std::lock_guard lock(outbound_->mutex);
-    if (up()) flush_messages();
+    if (up() && outbound_->carrier == this) flush_messages();
   }
   std::lock_guard lock(write_mutex_);
   flush_written();
@@ -176,7 +183,7 @@ void TcpConnection::on_record(RecordKind kind, std::string_view body, const Inta
   if (dialled_ && kind == RecordKind::ack) {
     {
       std::lock_guard lock(outbound_->mutex);
-      on_ack(words[0], words[1]);
+      if (outbound_->carrier == this) on_ack(words[0], words[1]);
     }
     return ring();  // somebody may wait for credit
   }
