@@ -1,7 +1,7 @@
 # People and CI use the same commands. Everything runs in .venv, which the first command makes; `make help` lists them.
 # Arguments: make test ARGS="-k layers -x"; make demo ARGS="--workers 3"; make test PYTHON=python3.13
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench proto stubs format sanitize clean venv-demo venv-test venv-bench venv-dev
+.PHONY: help demo test soak check bench proto stubs format sanitize clean venv-demo venv-test venv-bench venv-dev
 
 python := .venv/bin/python
 checked := $(wildcard tensorlink tools examples bench setup.py)
@@ -16,6 +16,9 @@ demo: venv-demo ## Trains a small policy with rollout workers, weights and rollo
 
 test: venv-test ## All tests
 	$(python) -m pytest $(ARGS)
+
+soak: venv-test ## What is too long for every run: sanitizers on the whole engine, hundreds of faults
+	$(python) -m pytest -m soak $(ARGS)
 
 check: venv-dev ## Lint, format, types, layers, and whether generated files are fresh
 	$(python) -m ruff check .
