@@ -35,6 +35,7 @@ struct Outbound {
   std::mutex mutex;
   uint64_t last = 0;      // number of the last message
   std::deque<Kept> kept;  // records that went over a stream and that the peer has not acknowledged
+  uint64_t lane = 0;      // serial of the connection that sends them; one before it may still end
   std::atomic<bool> down{false};  // it is known that the peer has gone: nothing is worth another try
 };
 

@@ -71,8 +71,9 @@ class Messages:
         if link is not None and link.lane is not None:
             try:
                 packed = link.lane.send(obj, tag)
-            except PeerLostError:
-                raise self._lost(link, "send") from None
+            except PeerLostError as error:
+                self._broke(link, error)
+                packed = _core.pack(obj)
             if packed is None:
                 return
         else:
@@ -94,34 +95,59 @@ class Messages:
             left = link.lane.send(obj, tag)
             if left is None:
                 return Finished(None, path)
-            stored = self._store(link, left, 0.0)
-            if stored is not None and self._offer(link, stored, tag, 0.0):
+            if self._offer_now(link, left, tag):
                 return Finished(None, path)
-            if stored is not None:
-                self._engine.release(stored[0])
-        except PeerLostError:
-            return Finished(None, path, self._lost(link, "send"))
+        except PeerLostError as error:
+            try:
+                self._broke(link, error)
+            except PeerLostError as lost:
+                return Finished(None, path, lost)
+            left = _core.pack(obj)
         return Background(lambda stop: self._send_packed(left, to, tag, timeout, stop), path)
+
+    def _offer_now(self, link: PeerLink, packed: _core.Packed, tag: str) -> bool:
+        stored = self._store(link, packed, 0.0)
+        offered = False
+        try:
+            offered = stored is not None and self._offer(link, stored, tag, 0.0)
+        finally:
+            if stored is not None and not offered:
+                self._engine.release(stored[0])
+        return offered
 
     def _send_packed(
         self, packed: _core.Packed, to: str, tag: str, timeout: float, stop: _core.Stop | None = None
     ) -> None:
         deadline = time.monotonic() + timeout
-        link = self._links.to_name(to, timeout, stop)
-        try:
-            if link.lane is None:
-                self._send_over_grpc(link, packed, tag, deadline, stop)
-                return
-            if packed.nbytes + len(packed.meta) < _core.EAGER_LIMIT and self._engine.send_packed(
-                link.lane, packed, tag, 0.0
-            ):
-                return
-            stored = _until(deadline, stop, lambda left: self._store(link, packed, left))
-            if stored is None:
-                raise self._exhausted(packed.nbytes, f"send to {to}")
-            self._offer_until(link, stored, tag, deadline, stop)
-        except PeerLostError as error:
+        while True:
+            link = self._links.to_name(to, max(deadline - time.monotonic(), 0.0), stop)
+            try:
+                return self._send_to(link, packed, tag, deadline, stop)
+            except PeerLostError as error:  # nothing was sent
+                self._broke(link, error)
+
+    def _send_to(
+        self, link: PeerLink, packed: _core.Packed, tag: str, deadline: float, stop: _core.Stop | None
+    ) -> None:
+        if link.lane is None:
+            self._send_over_grpc(link, packed, tag, deadline, stop)
+            return
+        small = packed.nbytes + len(packed.meta) < _core.EAGER_LIMIT
+        if small and self._engine.send_packed(link.lane, packed, tag, 0.0):
+            return
+        stored = _until(deadline, stop, lambda left: self._store(link, packed, left))
+        if stored is None:
+            raise self._exhausted(packed.nbytes, f"send to {link.peer.name}")
+        self._offer_until(link, stored, tag, deadline, stop)
+
+    def _broke(self, link: PeerLink, error: PeerLostError) -> None:
+        """A stream to another host may break and the peer live: then the next look for a link makes another.
+
+        Raises: PeerLostError: it is the peer that has gone.
+        """
+        if link.lane is None or link.lane.pid or self._engine.is_down(self._origin(link.peer.name)):
             raise self._lost(link, "send") from error
+        self._links.drop(link.peer)
 
     def _store(self, link: PeerLink, packed: _core.Packed, timeout: float) -> tuple[int, bytes, bytes] | None:
         native = link.connection.lane()  # also where messages go over gRPC: what it was sent ends with the reader
