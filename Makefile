@@ -1,9 +1,10 @@
 # People and CI use the same commands. Everything runs in .venv, which the first command makes; `make help` lists them.
 # Arguments: make test ARGS="-k layers -x"; make demo ARGS="--workers 3"; make test PYTHON=python3.13
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench proto stubs format sanitize clean venv-demo venv-test venv-bench venv-dev
+.PHONY: help demo test soak check bench proto stubs format sanitize clean venv-demo venv-test venv-bench venv-dev
 
 python := .venv/bin/python
+over-tcp := $(addprefix tests/test_,endpoint.py faults.py hostile.py leaks.py messages.py objects.py reports.py transfer.py weights.py weights_processes.py)
 checked := $(wildcard tensorlink tools examples bench setup.py)
 ARGS ?=
 export MPLBACKEND ?= Agg
@@ -16,6 +17,10 @@ demo: venv-demo ## Trains a small policy with rollout workers, weights and rollo
 
 test: venv-test ## All tests
 	$(python) -m pytest $(ARGS)
+
+soak: venv-test ## The tests of the whole library over TCP, in both control modes, and many more faults of the network
+	for control in auto grpc; do $(python) -m pytest $(over-tcp) --transports tcp --control $$control $(ARGS) || exit; done
+	TENSORLINK_FAULTS=200 $(python) -m pytest tests/test_network_faults.py $(ARGS)
 
 check: venv-dev ## Lint, format, types, layers, and whether generated files are fresh
 	$(python) -m ruff check .
