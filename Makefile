@@ -4,6 +4,7 @@
 .PHONY: help demo test soak check bench proto stubs format sanitize clean venv-demo venv-test venv-bench venv-dev
 
 python := .venv/bin/python
+over-tcp := $(addprefix tests/test_,endpoint.py faults.py hostile.py leaks.py messages.py objects.py reports.py transfer.py weights.py weights_processes.py)
 checked := $(wildcard tensorlink tools examples bench setup.py)
 ARGS ?=
 export MPLBACKEND ?= Agg
@@ -17,7 +18,9 @@ demo: venv-demo ## Trains a small policy with rollout workers, weights and rollo
 test: venv-test ## All tests
 	$(python) -m pytest $(ARGS)
 
-soak: venv-test ## What is too long for every run: sanitizers on the whole engine, hundreds of faults
+soak: venv-test ## The library's tests over TCP, in both control modes; many more faults; sanitizers on the whole engine
+	for control in auto grpc; do $(python) -m pytest $(over-tcp) --transports tcp --control $$control $(ARGS) || exit; done
+	TENSORLINK_FAULTS=200 $(python) -m pytest tests/test_network_faults.py $(ARGS)
 	$(python) -m pytest -m soak $(ARGS)
 
 check: venv-dev ## Lint, format, types, layers, and whether generated files are fresh

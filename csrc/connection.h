@@ -25,8 +25,6 @@ struct Identity {
 };
 
 // What goes to one incarnation of a peer, over all connections to it, one after the other or at once.
-class Connection;
-
 struct Outbound {
   struct Kept {
     uint64_t sequence;
@@ -37,7 +35,7 @@ struct Outbound {
   std::mutex mutex;
   uint64_t last = 0;      // number of the last message
   std::deque<Kept> kept;  // records that went over a stream and that the peer has not acknowledged
-  Connection* carrier = nullptr;  // the lane that sends and drops them; the one before it has ended
+  uint64_t lane = 0;      // serial of the connection that sends them; one before it may still end
   std::atomic<bool> down{false};  // it is known that the peer has gone: nothing is worth another try
 };
 

@@ -24,24 +24,18 @@ TcpConnection::TcpConnection(uint64_t serial, Identity peer, Parts parts, std::s
       reader_(kMaxFrame + 4096) {
   if (!dialled_) return;
   std::lock_guard lock(outbound_->mutex);
-  if (outbound_->carrier) outbound_->carrier->distrust();
-  outbound_->carrier = this;
+  outbound_->lane = serial;
   auto& kept = outbound_->kept;
   while (!kept.empty() && kept.front().sequence <= parts.received) kept.pop_front();
   for (const Outbound::Kept& kept : outbound_->kept) sent_ += kept.record.size() - sizeof(RecordHead);
   flush_messages();
 }
 
-TcpConnection::~TcpConnection() {
-  std::lock_guard lock(outbound_->mutex);
-  if (outbound_->carrier == this) outbound_->carrier = nullptr;
-}
-
 // ----- sending messages
 
 bool TcpConnection::try_send(const Outgoing& message) {
   std::lock_guard lock(outbound_->mutex);
-  if (!up() || outbound_->carrier != this) throw Error(Fault::lost, "the lane to " + peer.name + " has ended");
+  if (!up() || outbound_->lane != serial) throw Error(Fault::lost, "the lane to " + peer.name + " has ended");
   uint64_t n = frame_size(message);
   if (sent_ - taken_by_peer_ + n > (message.payload_size ? kEagerCredit : kCredit)) return false;
   std::string record = make_record(RecordKind::message, n);
@@ -80,6 +74,7 @@ bool TcpConnection::owes() const {
 }
 
 void TcpConnection::on_ack(uint64_t sequence, uint64_t taken) {
+  if (outbound_->lane != serial) return;
   auto& kept = outbound_->kept;
   for (; at_ > 0 && kept.front().sequence <= sequence; --at_) kept.pop_front();  // never one that wasn't sent
   taken_by_peer_ = std::max(taken_by_peer_, std::min(taken, sent_));
@@ -88,7 +83,7 @@ void TcpConnection::on_ack(uint64_t sequence, uint64_t taken) {
 void TcpConnection::on_writable() {
   if (dialled_) {
     std::lock_guard lock(outbound_->mutex);
-    if (up() && outbound_->carrier == this) flush_messages();
+    if (up() && outbound_->lane == serial) flush_messages();
   }
   std::lock_guard lock(write_mutex_);
   flush_written();
@@ -183,7 +178,7 @@ void TcpConnection::on_record(RecordKind kind, std::string_view body, const Inta
   if (dialled_ && kind == RecordKind::ack) {
     {
       std::lock_guard lock(outbound_->mutex);
-      if (outbound_->carrier == this) on_ack(words[0], words[1]);
+      on_ack(words[0], words[1]);
     }
     return ring();  // somebody may wait for credit
   }
@@ -236,7 +231,7 @@ void TcpConnection::published(const std::string& name, const Notice& notice) {
 void TcpConnection::say_goodbye(bool whole) {
   std::lock_guard lock(outbound_->mutex);
   ended_ = true;
-  if (!up() || (dialled_ && at_ < outbound_->kept.size())) return;  // not in the middle of a message
+  if (!up() || (dialled_ && outbound_->lane == serial && at_ < outbound_->kept.size())) return;  // not in the middle of a message
   write(make_record(RecordKind::bye, {uint64_t{whole}}));
 }
 

@@ -35,7 +35,6 @@ class TcpConnection : public Connection {
   };
   TcpConnection(uint64_t serial, Identity peer, Parts parts, std::shared_ptr<Outbound> outbound);
 
-  ~TcpConnection() override;
   bool try_send(const Outgoing& message) override;
   void receive(const Intake& intake) override;
   void credit(uint64_t frame_size) override;

@@ -45,12 +45,6 @@ class PeerLink:
     lane: _core.Connection | None
     """Where messages go; None: over gRPC."""
 
-    @property
-    def on_host(self) -> bool:
-        """Whether the peer is a process of this host, whose connection ends only with it."""
-        native = self.connection.lane()
-        return native is None or native.pid != 0
-
 
 class Links:
     """One link to each peer at most. Thread-safe; connecting blocks only those that want the same peer."""

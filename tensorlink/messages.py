@@ -71,9 +71,8 @@ class Messages:
         if link is not None and link.lane is not None:
             try:
                 packed = link.lane.send(obj, tag)
-            except PeerLostError:
-                if link.on_host:
-                    raise self._lost(link, "send") from None
+            except PeerLostError as error:
+                self._broke(link, error)
                 packed = _core.pack(obj)
             if packed is None:
                 return
@@ -97,16 +96,25 @@ class Messages:
             left = link.lane.send(obj, tag)
             if left is None:
                 return Finished(None, path)
-            stored = self._store(link, left, 0.0)
-            if stored is not None and self._offer(link, stored, tag, 0.0):
+            if self._offer_now(link, left, tag):
                 return Finished(None, path)
-        except PeerLostError:
-            if link.on_host:
-                return Finished(None, path, self._lost(link, "send"))
+        except PeerLostError as error:
+            try:
+                self._broke(link, error)
+            except PeerLostError as lost:
+                return Finished(None, path, lost)
             left = _core.pack(obj)
-        if stored is not None:
-            self._engine.release(stored[0])
         return Background(lambda stop: self._send_packed(left, to, tag, timeout, stop), path)
+
+    def _offer_now(self, link: PeerLink, packed: _core.Packed, tag: str) -> bool:
+        stored = self._store(link, packed, 0.0)
+        offered = False
+        try:
+            offered = stored is not None and self._offer(link, stored, tag, 0.0)
+        finally:
+            if stored is not None and not offered:
+                self._engine.release(stored[0])
+        return offered
 
     def _send_packed(
         self, packed: _core.Packed, to: str, tag: str, timeout: float, stop: _core.Stop | None = None
@@ -115,26 +123,32 @@ class Messages:
         while True:
             link = self._links.to_name(to, max(deadline - time.monotonic(), 0.0), stop)
             try:
-                return self._send_over(link, packed, to, tag, deadline, stop)
-            except PeerLostError as error:
-                # A lane between hosts may break and its peer live on: then this message was not sent, and another lane is made.
-                if link.on_host or self._links.gone(link.peer):
-                    raise self._lost(link, "send") from error
+                return self._send_to(link, packed, tag, deadline, stop)
+            except PeerLostError as error:  # nothing was sent
+                self._broke(link, error)
 
-    def _send_over(
-        self, link: PeerLink, packed: _core.Packed, to: str, tag: str, deadline: float, stop: _core.Stop | None
+    def _send_to(
+        self, link: PeerLink, packed: _core.Packed, tag: str, deadline: float, stop: _core.Stop | None
     ) -> None:
         if link.lane is None:
             self._send_over_grpc(link, packed, tag, deadline, stop)
             return
-        if packed.nbytes + len(packed.meta) < _core.EAGER_LIMIT and self._engine.send_packed(
-            link.lane, packed, tag, 0.0
-        ):
+        small = packed.nbytes + len(packed.meta) < _core.EAGER_LIMIT
+        if small and self._engine.send_packed(link.lane, packed, tag, 0.0):
             return
         stored = _until(deadline, stop, lambda left: self._store(link, packed, left))
         if stored is None:
-            raise self._exhausted(packed.nbytes, f"send to {to}")
+            raise self._exhausted(packed.nbytes, f"send to {link.peer.name}")
         self._offer_until(link, stored, tag, deadline, stop)
+
+    def _broke(self, link: PeerLink, error: PeerLostError) -> None:
+        """A stream to another host may break and the peer live: then the next look for a link makes another.
+
+        Raises: PeerLostError: it is the peer that has gone.
+        """
+        if link.lane is None or link.lane.pid or self._engine.is_down(self._origin(link.peer.name)):
+            raise self._lost(link, "send") from error
+        self._links.drop(link.peer)
 
     def _store(self, link: PeerLink, packed: _core.Packed, timeout: float) -> tuple[int, bytes, bytes] | None:
         native = link.connection.lane()  # also where messages go over gRPC: what it was sent ends with the reader

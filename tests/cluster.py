@@ -96,6 +96,13 @@ def get(ref: tl.TensorRef, into: bool = False, **how: Any) -> str:
     return digest(np.asarray(tl.get(ref, **how)))
 
 
+def forget() -> None:
+    """Drops all that it keeps."""
+    if publisher := kept.pop("publisher", None):
+        publisher.close()
+    kept.clear()
+
+
 def pool_bytes() -> int:
     gc.collect()
     return int(tl.stats()["pool"]["used_bytes"])

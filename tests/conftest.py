@@ -24,8 +24,38 @@ def make_runtime_dir() -> Path:
     return Path(tempfile.mkdtemp(prefix="tl-", dir="/tmp"))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("tensorlink")
+    group.addoption(
+        "--transports", help="what all peers use, as in the setting: tcp; tests of shared memory are skipped"
+    )
+    group.addoption("--control", help="what carries their messages, as in the setting: grpc")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not (transports := config.getoption("transports")):
+        return
+    from tensorlink.settings import Settings
+
+    if Settings(transports=transports).allows("shm"):
+        return
+    for item in items:
+        if item.get_closest_marker("shm"):
+            item.add_marker(pytest.mark.skip(reason="it is about shared memory"))
+
+
+def _chosen(config: pytest.Config) -> dict[str, str]:
+    """The environment that the command line asks for."""
+    chosen = {
+        "TENSORLINK_TRANSPORTS": config.getoption("transports"),
+        "TENSORLINK_CONTROL": config.getoption("control"),
+    }
+    chosen = {name: value for name, value in chosen.items() if value}
+    return {**chosen, "TENSORLINK_TOKEN": "a secret of the tests"} if "TENSORLINK_TRANSPORTS" in chosen else chosen
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _isolated_session() -> Iterator[None]:
+def _isolated_session(request: pytest.FixtureRequest) -> Iterator[None]:
     """Nothing of the user's is touched, not even by fixtures that live longer than a test."""
     leaks.adopt_orphans()
     resource_tracker.ensure_running()
@@ -36,6 +66,8 @@ def _isolated_session() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("TENSORLINK_")]:
             patch.delenv(name)
+        for name, value in _chosen(request.config).items():
+            patch.setenv(name, value)
         patch.setenv("XDG_RUNTIME_DIR", str(folder))
         yield
     shutil.rmtree(folder)

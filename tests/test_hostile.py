@@ -518,6 +518,7 @@ def test_a_segment_that_shrinks_is_refused(peers: list[Any]) -> None:
     client.close()
 
 
+@pytest.mark.shm
 def test_memory_that_a_peer_gets_cannot_be_written(peers: list[Any]) -> None:
     victim = peers[0]
     data = np.ones(1 << 20, np.uint8)

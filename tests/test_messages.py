@@ -378,6 +378,7 @@ def test_the_receiver_is_gone_and_its_successor_gets_messages_at_once(join: Call
             assert time.monotonic() - started < 10
 
 
+@pytest.mark.shm  # elsewhere what is offered goes with its sender
 @pytest.mark.parametrize("how", ["kill", "shutdown"])
 def test_what_was_sent_completely_is_still_delivered(join: Callable[..., Peer], control: str, how: str) -> None:
     with here("a", control) as a:

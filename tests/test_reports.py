@@ -450,6 +450,7 @@ def test_a_sender_that_never_sends_leaves_the_buffer_alone(pair: Pair) -> None:
     assert (out == 7).all()
 
 
+@pytest.mark.shm
 def test_what_a_reader_opened_twice_comes_back_once_it_is_killed(join: Callable[..., Peer]) -> None:
     with tl.init("a") as a:
         unread, read_twice = a.put(np.ones(MIB, np.uint8)), a.put(np.ones(MIB, np.uint8))

@@ -18,6 +18,7 @@ from tests.cluster import (
     LEASE_S,
     Cluster,
     cluster,
+    forget,
     get,
     networks,
     nursery,
@@ -242,12 +243,6 @@ def test_weights(pair: Pair) -> None:
     assert b.call(pull) == (25, {29.0})
     for peer in pair:
         peer.call(forget)
-
-
-def forget() -> None:
-    if publisher := kept.pop("publisher", None):
-        publisher.close()
-    kept.clear()
 
 
 # Ends

@@ -17,6 +17,7 @@ import torch
 import tensorlink as tl
 from tensorlink.endpoint import open_endpoint
 from tests.conftest import make_runtime_dir
+from tests.peer import eventually
 
 CASES = Path(__file__).parents[1].parent / "shared" / "cases"
 MIB = 1 << 20
@@ -257,7 +258,7 @@ def test_a_mismatch_names_what_differs(trainer: tl.Endpoint, worker: tl.Endpoint
     ):
         assert line in text
     assert bool((into["a"] == 0).all()) and subscriber.version is None
-    assert trainer.stats()["pool"]["holders"] == {}  # also while the error is kept
+    eventually(lambda: trainer.stats()["pool"]["holders"] == {}, "nothing is held, also while the error is kept")
 
 
 def test_a_long_list_of_differences_is_cut(trainer: tl.Endpoint, worker: tl.Endpoint) -> None:
