@@ -190,6 +190,7 @@ bool Engine::drain(Connection& connection) {
     connection.distrust();
   }
   if (any) last_producer_cpu_.store(connection.producer_cpu(), std::memory_order_relaxed);
+  if (any && !connection.pid) ring();  // some may be for threads that sleep, and a stream that one thread has emptied wakes nobody
   if (any && watchers_ > 0 && inbox_.completions() != seen_completions_) {
     seen_completions_ = inbox_.completions();
     signal_event();
