@@ -91,7 +91,6 @@ class Messages:
             packed = _core.pack(obj)
             return Background(lambda stop: self._send_packed(packed, to, tag, timeout, stop), "")
         path = link.connection.transport
-        stored = None
         try:
             left = link.lane.send(obj, tag)
             if left is None:
