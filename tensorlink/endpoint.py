@@ -25,7 +25,7 @@ from tensorlink.control import (
     host_identity,
     listen_address,
 )
-from tensorlink.errors import ClosedError, NameInUseError, PoolExhaustedError, TensorLinkError
+from tensorlink.errors import ClosedError, NameInUseError, PeerLostError, PoolExhaustedError, TensorLinkError
 from tensorlink.hooks import Hooks
 from tensorlink.links import Links
 from tensorlink.messages import Messages
@@ -424,6 +424,8 @@ class _Handlers:
         self._endpoint = endpoint
 
     def hello(self, hello: Hello) -> Mapping[str, bytes]:
+        if self._endpoint._closed:
+            raise PeerLostError(f"{self._endpoint.name} is leaving")
         return self._endpoint._links.addresses()
 
     def deliver(self, source: PeerId, sequence: int, tag: str, frame: bytes) -> bytes:
