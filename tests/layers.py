@@ -21,24 +21,24 @@ RANKS = {
     "topology": 3,
     "transports.base": 3,
     "transports.engine": 4,  # what transports over the engine share
-    "transports.pool": 4,  # what those of one host share beyond that
+    "transports.pool": 5,  # what those of one host share beyond that
     "accelerators.base": 3,
     "control": 4,
     "lifecycle": 4,
     "paths": 4,
-    "transports": 4,  # the registry and, one module each, the transports
+    "transports": 6,  # the registry and, one module each, the transports
     "accelerators": 4,
-    "links": 5,
-    "messages": 6,
-    "objects": 6,
-    "upkeep": 6,
-    "endpoint": 7,
-    "testing": 8,
-    "api": 8,
-    "weights": 9,
-    "integrations": 10,
-    "": 10,  # tensorlink/__init__.py: the public names
-    "cli": 11,
+    "links": 7,
+    "messages": 8,
+    "objects": 8,
+    "upkeep": 8,
+    "endpoint": 9,
+    "testing": 10,
+    "api": 10,
+    "weights": 11,
+    "integrations": 12,
+    "": 12,  # tensorlink/__init__.py: the public names
+    "cli": 13,
 }
 SEPARATE = ("transports", "accelerators", "integrations")  # packages whose modules don't import one another
 PLUGIN_MAY = {
