@@ -12,6 +12,8 @@ constexpr int kSilentBeats = 5;  // the time of a lease
 
 void Heartbeat::configure(std::string address, Key key, int64_t interval_ns) {
   std::lock_guard lock(mutex_);
+  // The same lease again: its stream stays, since the coordinator takes the end of one for the end of its peer.
+  if (socket_ && state_ != State::rejected && address == address_ && key == key_) return;
   address_ = std::move(address);
   key_ = key;
   interval_ns_ = interval_ns;
