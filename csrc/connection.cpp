@@ -15,7 +15,7 @@ void Connection::write_frame(char* frame, const Outgoing& m, uint64_t sequence) 
   std::memcpy(frame, &header, sizeof header);
   frame += sizeof header;
   for (std::string_view part : {m.tag, m.meta, m.descriptor}) {
-    std::memcpy(frame, part.data(), part.size());
+    if (!part.empty()) std::memcpy(frame, part.data(), part.size());
     frame += part.size();
   }
   if (m.payload_size) m.copy(m.source, frame);
