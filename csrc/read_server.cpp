@@ -57,7 +57,8 @@ int64_t ReadServer::on_tick(int64_t now) {
     auto it = streams_.find(fd);
     if (it == streams_.end()) continue;
     Stream& stream = it->second;
-    uint64_t budget = stream.busy ? allowance(stream.peer.name, now) : kTurn, sent = 0;
+    uint64_t budget = allowance(stream.peer.name, now), sent = 0;
+    if (!stream.busy) budget = std::max(budget, kLeast);  // its request must be heard; what it costs is owed
     Turn turn = Turn::more;
     if (budget == 0) {
       due = std::min(due, now + static_cast<int64_t>(1e9 * kLeast / static_cast<double>(limit_.load())));
@@ -85,6 +86,7 @@ uint64_t ReadServer::allowance(const std::string& peer, int64_t now) {
   if (!limit) return kTurn;
   Bucket& bucket = buckets_[peer];
   double rate = static_cast<double>(limit), most = std::max(rate * kBurstS, static_cast<double>(2 * kLeast));
+  if (bucket.since == 0) bucket = {most, now};
   bucket.bytes = std::min(most, bucket.bytes + rate * static_cast<double>(now - bucket.since) / 1e9);
   bucket.since = now;
   return bucket.bytes < kLeast ? 0 : std::min<uint64_t>(kTurn, static_cast<uint64_t>(bucket.bytes));
