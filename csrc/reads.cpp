@@ -155,11 +155,11 @@ bool Reads::follow(const Target& target, Work& work, const Patience& waiter) {
     Target no_further;
     hop.attempt(*stream, request, target.claim.extents, work, 0, no_further, patience);
     if (no_further.id == 0) return true;
-  } catch (const Error&) {
+  } catch (const Error& error) {
     check(waiter);
     if (now_ns() >= waiter.deadline_ns) throw Error(Fault::timeout, "the deadline passed");
+    if (error.fault != Fault::stale) counters_.retries.fetch_add(1, std::memory_order_relaxed);  // else it has a newer version by now
   }
-  counters_.retries.fetch_add(1, std::memory_order_relaxed);
   if (stream) hop.give_up(*stream);
   return false;
 }
