@@ -101,7 +101,10 @@ class CorruptTransferError(TensorLinkError):
 
 
 class TransportError(TensorLinkError):
-    """A transport failed in a way that no other error describes; `code` is the native status (an errno)."""
+    """A transport failed in a way that no other error describes.
+
+    `code` is the native status (an errno) of a call that failed here; 0 or None: it was the path to the peer.
+    """
 
     def __init__(self, message: str, *, code: int | None = None, **fields: str | None) -> None:
         super().__init__(message, **fields)

@@ -125,6 +125,10 @@ class Messages:
                 return self._send_to(link, packed, tag, deadline, stop)
             except PeerLostError as error:  # nothing was sent
                 self._broke(link, error)
+            except ClosedError as error:  # its channel was closed under a call, since the peer went down
+                if self._engine.closed or not self._engine.is_down(self._origin(to)):
+                    raise
+                raise self._lost(link, "send") from error
 
     def _send_to(
         self, link: PeerLink, packed: _core.Packed, tag: str, deadline: float, stop: _core.Stop | None
@@ -272,6 +276,8 @@ class Messages:
                 view: View = self._engine.open(message.connection, message.descriptor, timeout)
                 return _looked_at(view, message, out, like, stop, timeout)
             except TransportError as error:
+                if error.code:
+                    raise
                 log.warning("the path that a message came by failed: %s", error.message)
         # gRPC brought it, or its path failed: its bytes come over the connection that stands, or is made now.
         peer = self._engine.source_name(message.source)

@@ -93,7 +93,7 @@ class Objects:
                 self._links.drop(ref.owner)
                 raise self._fail(self._links.lost(ref.owner, link.connection.transport, "get"), ref, "") from None
             except TensorLinkError as error:
-                if attempts == 1 or not isinstance(error, TransportError):
+                if attempts == 1 or not isinstance(error, TransportError) or error.code:
                     raise self._fail(error, ref, link.connection.transport) from None
                 self._links.fail_over(link, error)
                 timeout = max(deadline - time.monotonic(), 0.0)

@@ -527,7 +527,7 @@ def test_memory_that_a_peer_gets_cannot_be_written(peers: list[Any]) -> None:
         say(client, note(HELLO, 1, 1, greeting(victim)), [memfd(n) for n in sizes_of(victim)])
         kind, _, fds = answer(client)
         assert kind == WELCOME
-        client.send(note(WANT, struct.unpack_from("<Q", descriptor, 16)[0]))
+        client.send(note(WANT, struct.unpack_from("<Q", descriptor, 40)[0]))
         kind, _, segment = answer(client)
         assert (kind, len(segment)) == (SEGMENT, 1)
         for fd in (fds[2], segment[0]):  # the control segment, and the pool

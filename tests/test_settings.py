@@ -35,6 +35,8 @@ def test_defaults() -> None:
         ("TENSORLINK_LOG", "debug", "log", "debug"),
         ("TENSORLINK_INTERFACE", "fe80::1%eth0", "interface", "fe80::1%eth0"),
         ("TENSORLINK_PORTS", "20000-20100", "ports", "20000-20100"),
+        ("TENSORLINK_VERIFY", "1", "verify", True),
+        ("TENSORLINK_MAX_BYTES_PER_S", "1000000", "max_bytes_per_s", 1_000_000),
     ],
 )
 def test_environment(variable: str, text: str, name: str, value: object) -> None:
@@ -44,7 +46,7 @@ def test_environment(variable: str, text: str, name: str, value: object) -> None
 
 def test_every_field_is_read_from_the_environment() -> None:
     texts = {"timeout": "1", "lease_s": "1", "pool_bytes": "1", "control": "grpc", "log": "INFO"}
-    texts |= {"coordinator": "x:1", "ports": "1-2"}
+    texts |= {"coordinator": "x:1", "ports": "1-2", "verify": "1", "max_bytes_per_s": "1"}
     env = {f"TENSORLINK_{spec.name.upper()}": texts.get(spec.name, "x") for spec in fields(Settings)}
     default, loaded = Settings(), Settings.load(env)
     assert [spec.name for spec in fields(Settings) if getattr(loaded, spec.name) == getattr(default, spec.name)] == []

@@ -126,7 +126,7 @@ def test_no_torn_read_in_1000_rounds(spawn: Spawn) -> None:
                 base = {"fds": open_fds()}
         results = [reader.finish(DEADLINE_S) for reader in readers]
         streams = len(results) - 1  # between hosts the others may read from it
-    assert all(result["pulls"] > 1 and result["fds"] <= streams for result in results), results
+        assert all(result["pulls"] > 1 and result["fds"] <= streams for result in results), results
         eventually(lambda: trainer.stats()["pool"]["blocks"] == 2, "only two versions are left")
         pool = trainer.stats()["pool"]
         assert pool["handles"] == 2 and pool["parked_bytes"] == 0 and not pool["holders"]
