@@ -74,6 +74,8 @@ class Upkeep:
     def _probe(self, peer: PeerId, host: str, port: int) -> None:
         """Where nobody listens any more the peer has gone; where somebody does, only its stream broke. Else time will tell: the
         peer's lease runs, and the deadline of whoever waits."""
+        if not host:
+            return  # it listens for nobody
         try:
             socket.create_connection((host, port), _PROBE_S).close()
         except ConnectionRefusedError:

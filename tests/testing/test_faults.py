@@ -138,8 +138,11 @@ def test_a_slow_receiver_slows_the_sender(connect: Callable[[], Ends], relay: Re
 
 def test_a_target_that_does_not_answer_resets_the_client(relay: Relay, server: socket.socket) -> None:
     server.close()
-    with socket.create_connection(relay.address, DEADLINE_S) as client:
-        assert is_reset(client)
+    try:
+        with socket.create_connection(relay.address, DEADLINE_S) as client:
+            assert is_reset(client)
+    except ConnectionResetError:
+        pass  # it came while the client was still connecting
 
 
 def test_cut(relay: Relay, connect: Callable[[], Ends]) -> None:
