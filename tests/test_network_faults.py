@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -123,8 +124,9 @@ def untouched() -> bool:
     return all(bool((out == 9).all()) for out in kept.pop("fenced", []))
 
 
-def hurt(relay: Relay, chance: random.Random, nbytes: int) -> None:
-    kind = chance.choice(["cut", "cuts", "stall", "delay", "dribble", "refuse", "nothing"])
+def hurt(relay: Relay, chance: random.Random, nbytes: int, *, checked: bool) -> None:
+    kinds = ["cut", "cuts", "stall", "delay", "dribble", "refuse", "nothing"]
+    kind = chance.choice([*kinds, "corrupt", "corrupt"] if checked else kinds)
     if kind == "cut":
         relay.cut_after(chance.randrange(1, nbytes), "backward")
     elif kind == "cuts":
@@ -135,6 +137,12 @@ def hurt(relay: Relay, chance: random.Random, nbytes: int) -> None:
         relay.delay(chance.random() * 0.2)
     elif kind == "dribble":
         relay.dribble(chance.randrange(1 * KIB, 256 * KIB), 0.001)
+    elif kind == "corrupt":
+        relay.corrupt(
+            chance.choice([100, 10 * KIB, MIB, 2 * nbytes]),
+            chance.choice(["forward", "backward"]),
+            seed=chance.randrange(1 << 30),
+        )
     elif kind == "refuse":
         relay.refuse()
         relay.cut()
@@ -144,18 +152,22 @@ def hurt(relay: Relay, chance: random.Random, nbytes: int) -> None:
 def test_random_faults(reach: Reach) -> None:
     chance = random.Random(1)
     nbytes, outcomes = 3 * MIB + 5, []
-    ref = reach.b.call(put, 4, nbytes)
+    refs = {checked: reach.b.call(put, 4, nbytes, checksum=checked) for checked in (False, True)}
     for _ in range(FAULTS):
+        checked = chance.random() < 0.5
+        ref = refs[checked]
         reach.a.call(get, ref)
-        hurt(reach.relay, chance, nbytes)
+        hurt(reach.relay, chance, nbytes, checked=checked)
         got, error, took = reach.a.call(get_under, ref, 0.5)
         assert got in (None, expected(4, nbytes))
         assert took < 0.5 + GRACE_S, (error, took)
         outcomes.append(error)
         reach.relay.heal()
-        eventually(lambda: reach.a.call(works, ref), "it works again")
+        eventually(partial(reach.a.call, works, ref), "it works again")
         assert reach.a.call(untouched)
-    assert set(outcomes) <= {None, "TransferTimeoutError", "TransportError", "PeerLostError", "NoPathError"}, outcomes
+    told = {"TransferTimeoutError", "TransportError", "PeerLostError", "NoPathError"}
+    told |= {"CorruptTransferError", "AuthenticationError", "StaleRefError"}  # where bytes were changed on the way
+    assert set(outcomes) <= {None, *told}, outcomes
     assert None in outcomes and "TransferTimeoutError" in outcomes
 
 
