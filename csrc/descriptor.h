@@ -15,6 +15,29 @@
 
 namespace tl {
 
+// Extents as they stand on every wire: three words each. Reading checks their form, and throws Fault::corrupt; whether they lie
+// inside something is checked where they are used.
+constexpr size_t kExtentSize = 24;
+
+inline void append_extents(std::string& bytes, const std::vector<Extent>& extents) {
+  for (const Extent& extent : extents) {
+    uint64_t words[3] = {extent.segment, extent.offset, extent.nbytes};
+    bytes.append(reinterpret_cast<const char*>(words), sizeof words);
+  }
+}
+
+inline std::vector<Extent> read_extents(const char* bytes, size_t count) {
+  std::vector<Extent> extents;
+  extents.reserve(count);
+  for (size_t i = 0; i < count; ++i) {
+    uint64_t words[3];
+    std::memcpy(words, bytes + i * sizeof words, sizeof words);
+    if (words[0] > UINT32_MAX || words[1] + words[2] < words[1]) throw Error(Fault::corrupt, "a descriptor names an impossible extent");
+    extents.push_back({static_cast<uint32_t>(words[0]), words[1], words[2]});
+  }
+  return extents;
+}
+
 struct Descriptor {
   ClaimId claim = 0;
   Key key{};
@@ -30,10 +53,7 @@ struct Descriptor {
   std::string encode() const {
     Head head{claim, key, static_cast<uint16_t>(payload_count()), meta_in_pool, counted, crc, checked};
     std::string bytes(reinterpret_cast<const char*>(&head), sizeof head);
-    for (const Extent& extent : extents) {
-      uint64_t words[3] = {extent.segment, extent.offset, extent.nbytes};
-      bytes.append(reinterpret_cast<const char*>(words), sizeof words);
-    }
+    append_extents(bytes, extents);
     return bytes;
   }
 
@@ -43,15 +63,9 @@ struct Descriptor {
     if (bytes.size() < sizeof head) throw Error(Fault::corrupt, "a descriptor is too short");
     std::memcpy(&head, bytes.data(), sizeof head);
     size_t count = size_t{head.payload_extents} + (head.meta_in_pool ? 1 : 0);
-    if (head.meta_in_pool > 1 || head.counted > tell || head.checked > 1 || bytes.size() != sizeof head + count * 24) throw Error(Fault::corrupt, "a descriptor has a wrong length");
+    if (head.meta_in_pool > 1 || head.counted > tell || head.checked > 1 || bytes.size() != sizeof head + count * kExtentSize) throw Error(Fault::corrupt, "a descriptor has a wrong length");
     Descriptor result{head.claim, head.key, head.meta_in_pool == 1, static_cast<Count>(head.counted), head.checked == 1, head.crc, {}};
-    result.extents.reserve(count);
-    for (size_t i = 0; i < count; ++i) {
-      uint64_t words[3];
-      std::memcpy(words, bytes.data() + sizeof head + i * sizeof words, sizeof words);
-      if (words[0] > UINT32_MAX || words[1] + words[2] < words[1]) throw Error(Fault::corrupt, "a descriptor names an impossible extent");
-      result.extents.push_back({static_cast<uint32_t>(words[0]), words[1], words[2]});
-    }
+    result.extents = read_extents(bytes.data() + sizeof head, count);
     return result;
   }
 

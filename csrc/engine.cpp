@@ -176,7 +176,7 @@ bool Engine::pump(bool insist) {
 bool Engine::drain(Connection& connection) {
   bool any = false;
   try {
-    connection.receive([&](std::unique_ptr<Message> message) {
+    auto intake = [&](std::unique_ptr<Message> message) {
       any = true;
       message->source = inbox_.source(connection.peer.name);
       message->incarnation = connection.peer.incarnation;
@@ -185,7 +185,8 @@ bool Engine::drain(Connection& connection) {
       connection.counters.messages_received.fetch_add(1, std::memory_order_relaxed);
       connection.counters.bytes_received.fetch_add(message->payload_size, std::memory_order_relaxed);
       return inbox_.deliver(std::move(message));
-    });
+    };
+    connection.receive(std::ref(intake));  // by reference: a poll of an empty connection allocates nothing
   } catch (const Error&) {
     connection.distrust();
   }

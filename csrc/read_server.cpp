@@ -16,17 +16,6 @@ constexpr size_t kMaxIn = 256 + 48 * 65536;   // the largest request
 constexpr uint64_t kLeast = 64u << 10;        // under a rate: bytes that are worth a turn
 constexpr double kBurstS = 0.02;
 constexpr uint64_t kRelayFrom = 256u << 10;   // fewer bytes aren't worth another connection
-
-std::vector<Extent> read_extents(std::string_view words, size_t count) {
-  std::vector<Extent> extents(count);
-  for (size_t i = 0; i < count; ++i) {
-    uint64_t three[3];
-    std::memcpy(three, words.data() + i * sizeof three, sizeof three);
-    if (three[0] > UINT32_MAX) throw Error(Fault::corrupt, "a request names an impossible extent");
-    extents[i] = {static_cast<uint32_t>(three[0]), three[1], three[2]};
-  }
-  return extents;
-}
 }  // namespace
 
 void ReadServer::adopt(Fd socket, const Greeting& greeting, const Digest& secret) {
@@ -152,15 +141,14 @@ bool ReadServer::take_request(Stream& stream) {
   if (stream.in.size() < sizeof request) return false;
   std::memcpy(&request, stream.in.data(), sizeof request);
   if (request.magic != ReadRequest::kMagic) throw Error(Fault::corrupt, "a request cannot be read");
-  const size_t words_size = size_t{request.count} * 24;
+  const size_t words_size = request.count * kExtentSize;
   size_t size = sizeof request + words_size + (request.kind == ReadRequest::pull ? sizeof(RelayOffer) + words_size : 0);
   if (stream.in.size() < size) return false;
   std::string text = stream.in.substr(sizeof request, size - sizeof request);
   stream.in.erase(0, size);
   if (request.crc != checksum(request, text)) throw Error(Fault::corrupt, "a request changed on its way");
-  std::vector<Extent> extents = read_extents(text, request.count);
   if (request.kind == ReadRequest::read || request.kind == ReadRequest::pull) {
-    answer(stream, request, extents, std::string_view(text).substr(words_size));
+    answer(stream, request, text);
   } else if (request.kind == ReadRequest::acknowledge) {
     engine_.acknowledged(request.claim, request.key, stream.peer, request.token);
   } else {
@@ -169,16 +157,17 @@ bool ReadServer::take_request(Stream& stream) {
   return true;
 }
 
-void ReadServer::answer(Stream& stream, const ReadRequest& request, const std::vector<Extent>& extents, std::string_view offer) {
+void ReadServer::answer(Stream& stream, const ReadRequest& request, std::string_view text) {
   ReadReply reply{ReadReply::kMagic, ReadReply::ok, 0, 0, 0, 0};
   std::string body;
   try {
+    std::vector<Extent> extents = read_extents(text.data(), request.count);
     engine_.claims().lend(request.claim, request.key, extents, stream.spans, stream.blocks, stream.filling);
     for (const Span& span : stream.spans) reply.nbytes += span.nbytes;
     if (request.skip > reply.nbytes) throw Error(Fault::corrupt, "more is to be skipped than there is");
     reply.nbytes -= request.skip;
     stream.position = request.skip;
-    if (request.kind == ReadRequest::pull && reply.nbytes >= kRelayFrom) body = redirect(stream, request.claim, request.count, offer);
+    if (request.kind == ReadRequest::pull && reply.nbytes >= kRelayFrom) body = redirect(stream, request, text.substr(request.count * kExtentSize));
     uint64_t skip = request.skip;
     for (Span& span : stream.spans) {
       uint64_t n = std::min(skip, span.nbytes);
@@ -208,16 +197,16 @@ void ReadServer::answer(Stream& stream, const ReadRequest& request, const std::v
 }
 
 // Where else a reader is to read; empty: here.
-std::string ReadServer::redirect(Stream& stream, ClaimId claim, size_t count, std::string_view text) {
+std::string ReadServer::redirect(Stream& stream, const ReadRequest& request, std::string_view text) {
   RelayOffer offer;
   std::memcpy(&offer, text.data(), sizeof offer);
   Hop reader{0, stream.peer, stream.contact, {}};
   reader.relay.claim = offer.claim;
   reader.relay.key = masked(offer.masked_key, stream.secret, offer.claim);
-  reader.relay.extents = read_extents(text.substr(sizeof offer), count);
+  reader.relay.extents = read_extents(text.data() + sizeof offer, request.count);
   chains_.sweep([&](ClaimId id) { return engine_.claims().stands(id); });
   size_t depth = 0;
-  const Hop* hop = chains_.source(claim, std::move(reader), offer.failed, depth);
+  const Hop* hop = chains_.source(request.claim, std::move(reader), offer.failed, depth);
   if (!hop) return {};
   Redirect head{hop->id, depth, hop->relay.claim, masked(hop->relay.key, stream.secret, 2 * hop->id + 1),
                 masked(hop->contact.key, stream.secret, 2 * hop->id), hop->peer.incarnation, hop->contact.at.port,
@@ -225,10 +214,7 @@ std::string ReadServer::redirect(Stream& stream, ClaimId claim, size_t count, st
                 static_cast<uint16_t>(hop->relay.extents.size()), 0, 0};
   std::string body(reinterpret_cast<const char*>(&head), sizeof head);
   body += hop->peer.name + hop->contact.at.host;
-  for (const Extent& extent : hop->relay.extents) {
-    uint64_t three[3] = {extent.segment, extent.offset, extent.nbytes};
-    body.append(reinterpret_cast<const char*>(three), sizeof three);
-  }
+  append_extents(body, hop->relay.extents);
   head.crc = crc32c(0, body.data(), body.size());
   std::memcpy(body.data(), &head, sizeof head);
   return body;

@@ -58,8 +58,8 @@ class ReadServer {
 
   Turn serve(Stream& stream, uint64_t budget, uint64_t& sent);
   bool take_request(Stream& stream);
-  void answer(Stream& stream, const ReadRequest& request, const std::vector<Extent>& extents, std::string_view offer);
-  std::string redirect(Stream& stream, ClaimId claim, size_t count, std::string_view offer);
+  void answer(Stream& stream, const ReadRequest& request, std::string_view text);
+  std::string redirect(Stream& stream, const ReadRequest& request, std::string_view text);
   uint64_t available(Stream& stream);
   void done(Stream& stream);
   void drop(int fd);

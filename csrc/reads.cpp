@@ -50,16 +50,9 @@ class Cursor {
   uint64_t offset_ = 0;
 };
 
-void append(std::string& text, const std::vector<Extent>& extents) {
-  for (const Extent& extent : extents) {
-    uint64_t three[3] = {extent.segment, extent.offset, extent.nbytes};
-    text.append(reinterpret_cast<const char*>(three), sizeof three);
-  }
-}
-
 std::string encode(ReadRequest request, const std::vector<Extent>& extents, const std::string& more = {}) {
   std::string rest;
-  append(rest, extents);
+  append_extents(rest, extents);
   rest += more;
   request.count = static_cast<uint16_t>(extents.size());
   request.crc = checksum(request, rest);
@@ -175,7 +168,7 @@ void Reads::attempt(Stream& stream, ReadRequest request, const std::vector<Exten
     const Descriptor& own = work.relay->descriptor;
     RelayOffer offer{own.claim, masked(own.key, stream.secret, own.claim), failed};
     more.assign(reinterpret_cast<const char*>(&offer), sizeof offer);
-    append(more, own.extents);
+    append_extents(more, own.extents);
   }
   std::string text = encode(request, extents, more);
   send_all(fd, text.data(), text.size(), patience);
@@ -225,18 +218,13 @@ Reads::Target Reads::receive_redirect(Stream& stream, uint64_t nbytes, const Pat
   head.crc = 0;
   std::memcpy(body.data(), &head, sizeof head);
   if (crc != crc32c(0, body.data(), body.size())) throw Error(Fault::lost, "the answer changed on its way");
-  if (nbytes != sizeof head + head.name_size + head.host_size + head.count * size_t{24} || !head.id) throw Error(Fault::corrupt, "a redirect cannot be read");
+  if (nbytes != sizeof head + head.name_size + head.host_size + head.count * kExtentSize || !head.id) throw Error(Fault::corrupt, "a redirect cannot be read");
   const char* at = body.data() + sizeof head;
   Target target{head.id, head.depth, {std::string(at, head.name_size), head.incarnation}, {}, {}};
   target.contact = {{std::string(at + head.name_size, head.host_size), head.port}, masked(head.masked_contact_key, stream.secret, 2 * head.id)};
   target.claim.claim = head.claim;
   target.claim.key = masked(head.masked_key, stream.secret, 2 * head.id + 1);
-  at += head.name_size + head.host_size;
-  for (size_t i = 0; i < head.count; ++i, at += 24) {
-    uint64_t three[3];
-    std::memcpy(three, at, sizeof three);
-    target.claim.extents.push_back({static_cast<uint32_t>(three[0]), three[1], three[2]});
-  }
+  target.claim.extents = read_extents(at + head.name_size + head.host_size, head.count);
   return target;
 }
 

@@ -247,9 +247,8 @@ class Links:
                 continue
             self._cool_all(peer, failed)
             return found
-        client.hello(
-            {}, self._left(deadline, peer, "connect")
-        )  # raises PeerLostError where it is the peer that has gone
+        # Where it is the peer that has gone or is leaving, this raises PeerLostError.
+        client.hello({}, self._left(deadline, peer, "connect"))
         self._cool_all(peer, failed)
         reasons = [f"{name}: {error.message}" for name, error in failed]
         raise self._no_path(peer, reasons, "Set TENSORLINK_INTERFACE there to an address that is reached from here")
