@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from functools import partial
 from queue import SimpleQueue
 from typing import ParamSpec, TypeVar
 
@@ -19,7 +20,7 @@ class DaemonPool(Executor):
     def __init__(self, name: str, limit: int = 256) -> None:
         self._name = name
         self._limit = limit
-        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._work: SimpleQueue[Callable[[], Callable[[], None]] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._idle = 0
         self._threads = 0
@@ -29,13 +30,13 @@ class DaemonPool(Executor):
         """Runs `fn` on one of the threads. Raises: RuntimeError: the pool was shut down."""
         future: Future[T] = Future()
 
-        def run() -> None:
+        def run() -> Callable[[], None]:
             if not future.set_running_or_notify_cancel():
-                return
+                return lambda: None
             try:
-                future.set_result(fn(*args, **kwargs))
+                return partial(future.set_result, fn(*args, **kwargs))
             except BaseException as error:
-                future.set_exception(error)
+                return partial(future.set_exception, error)
 
         with self._lock:
             if self._closed:
@@ -50,12 +51,15 @@ class DaemonPool(Executor):
 
     def _serve(self) -> None:
         while (run := self._work.get()) is not None:
-            run()
+            answer = run()
             with self._lock:
-                if self._closed:
-                    return
                 if self._work.empty():
-                    self._idle += 1
+                    self._idle += 1  # before the answer, so that who has it finds an idle thread for what comes next
+                closed = self._closed
+            answer()
+            del run, answer  # neither the work nor its result outlives it here
+            if closed:
+                return
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Ends idle threads now and busy ones after their work. Never waits for them."""
