@@ -81,7 +81,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   virtual bool owes() const { return false; }
 
   // ----- receiving
-  // Gives every message that has arrived to `intake`, which returns false for one that came before. The caller serialises it.
+  std::mutex intake_mutex;  // who holds it may call receive(); taken last
+  // Gives every message that has arrived to `intake`, which returns false for one that came before.
   // Throws Fault::corrupt: the peer writes nonsense.
   using Intake = std::function<bool(std::unique_ptr<Message>)>;
   virtual void receive(const Intake& intake) = 0;
@@ -93,8 +94,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   virtual int producer_cpu() const { return -1; }
   // Whether messages come here, so that whoever waits for one must look.
   virtual bool polled() const { return true; }
-  // No thread polls this connection any more: the progress thread must hear of what arrives. Cheap when it does already.
-  virtual void attend() {}
+  // Whether the progress thread hears of what arrives. While a thread polls it would only get in its way: each message would
+  // wake it, for nothing. Cheap when nothing changes.
+  virtual void attend(bool) {}
 
   // ----- versions
   // What the peer published last under a name.

@@ -168,12 +168,13 @@ bool Engine::pump(bool insist) {
     return false;
   }
   for (size_t i = 0; i < connections_.size(); ++i)
-    if (insist || connections_[i]->polled()) drain(*connections_[i]);
+    if (connections_[i]->polled() && drain(*connections_[i]) && !insist) connections_[i]->attend(false);
   if (any_stream_ && !insist) polled_at_ = now_ns();
   return true;
 }
 
 bool Engine::drain(Connection& connection) {
+  std::lock_guard lock(connection.intake_mutex);
   bool any = false;
   try {
     auto intake = [&](std::unique_ptr<Message> message) {
@@ -192,10 +193,7 @@ bool Engine::drain(Connection& connection) {
   }
   if (any) last_producer_cpu_.store(connection.producer_cpu(), std::memory_order_relaxed);
   if (any && !connection.pid) ring();  // some may be for threads that sleep, and a stream that one thread has emptied wakes nobody
-  if (any && watchers_ > 0 && inbox_.completions() != seen_completions_) {
-    seen_completions_ = inbox_.completions();
-    signal_event();
-  }
+  if (uint64_t now = inbox_.completions(); any && watchers_ > 0 && seen_completions_.exchange(now) != now) signal_event();
   return any;
 }
 
@@ -274,7 +272,7 @@ std::shared_ptr<Outbound> Engine::outbound(const Identity& peer) {
 void Engine::attend() {
   if (!any_stream_) return;
   std::lock_guard lock(list_mutex_);
-  for (auto& connection : connections_) connection->attend();
+  for (auto& connection : connections_) connection->attend(true);
 }
 
 void Engine::rewatch_fd(int fd, uint32_t events) {

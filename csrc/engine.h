@@ -92,8 +92,11 @@ class Engine {
 
   // ----- messages
   Inbox& inbox() { return inbox_; }
-  // Takes frames out of the rings into the inbox. False when another thread is at it; `insist` waits for that one.
+  // Takes what has come over the connections that are polled into the inbox. False when another thread is at it; `insist`
+  // waits for that one.
   bool pump(bool insist = false);
+  // The same for one connection, from the progress thread, which mustn't contend with those who poll the others.
+  void take(Connection& connection) { drain(connection); }
   // Whether threads that wait have looked for messages since then, and none of them sleeps.
   bool polled_since(int64_t when) const { return polled_at_ >= when && doorbell_->sleepers == 0; }
   void deliver(const std::string& source, uint64_t incarnation, const char* frame, uint64_t n);
@@ -179,7 +182,7 @@ class Engine {
   Inbox inbox_;
   Heartbeat heartbeat_;
 
-  std::mutex pump_mutex_;         // consumer side of all rings; taken before list_mutex_
+  std::mutex pump_mutex_;         // one thread polls the connections; taken before list_mutex_
   std::mutex list_mutex_;         // connections_, outbound_, known_
   std::vector<std::shared_ptr<Connection>> connections_;  // changed under both, read under either
   std::map<std::pair<std::string, uint64_t>, std::shared_ptr<Outbound>> outbound_;
@@ -197,7 +200,7 @@ class Engine {
   std::atomic<int> room_waiters_{0}, watchers_{0};
   std::atomic<bool> closed_{false}, started_{false};
   std::atomic<int> last_producer_cpu_{-1};
-  uint64_t seen_completions_ = 0;  // under pump_mutex_
+  std::atomic<uint64_t> seen_completions_{0};
   int64_t last_trim_ = 0;          // progress thread only
   std::thread thread_;
 };

@@ -131,7 +131,12 @@ uint32_t TcpConnection::events() const {
 }
 
 void TcpConnection::attend(bool on) {
-  if (attended_.exchange(on) != on) arm();
+  if (attended_ == on || attended_.exchange(on) == on) return;
+  arm();
+  if (on) return;
+  home_->unattended = true;
+  std::lock_guard lock(home_->mutex);
+  if (home_->engine) home_->engine->nudge();  // it sees to it that this ends with the polling
 }
 
 void TcpConnection::block(bool on) {

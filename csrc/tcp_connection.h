@@ -21,6 +21,7 @@ class Engine;
 struct Home {
   std::mutex mutex;
   Engine* engine;
+  std::atomic<bool> unattended{false};  // the progress thread doesn't hear of what arrives over some connection
 };
 
 class TcpConnection : public Connection {
@@ -50,12 +51,7 @@ class TcpConnection : public Connection {
 
   Reads& reads() { return reads_; }
   bool polled() const override { return !dialled_; }
-  void attend() override {
-    if (!attended_) attend(true);
-  }
-  // Whether the progress thread hears of what arrives.
-  void attend(bool on);
-  bool attended() const { return attended_; }
+  void attend(bool on) override;
   uint32_t events() const;
   // One side has said that this is the end, and not an accident.
   bool ended() const { return ended_; }

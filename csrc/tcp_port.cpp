@@ -159,15 +159,7 @@ void TcpPort::on_connection(const std::shared_ptr<Connection>& any, int, uint32_
   auto connection = std::static_pointer_cast<TcpConnection>(any);
   if (events & EPOLLOUT) connection->on_writable();
   bool over = events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR);
-  if (!over && connection->polled() && engine_.polled_since(now_ns() - kUnattended)) {
-    connection->attend(false);  // a thread is at it: this one would only get in its way
-    unattended_.insert(connection);
-    return;
-  }
-  if (events & EPOLLIN) {
-    engine_.pump(true);
-    engine_.ring();
-  }
+  if (events & EPOLLIN) engine_.take(*connection);
   if (over || !connection->up()) engine_.lose_lane(connection);
 }
 
@@ -178,17 +170,12 @@ int64_t TcpPort::on_tick(int64_t now) {
     it = late ? pending_.erase(it) : std::next(it);
   }
   while (!order_.empty() && !pending_.count(order_.front())) order_.pop_front();
-  bool polled = !unattended_.empty() && engine_.polled_since(now - kUnattended);
-  for (auto it = unattended_.begin(); it != unattended_.end();) {
-    auto connection = it->lock();
-    if (connection && polled && !connection->attended()) {
-      ++it;
-      continue;
-    }
-    if (connection) connection->attend(true);
-    it = unattended_.erase(it);
+  int64_t due = server_.on_tick(now);
+  if (home_->unattended && !engine_.polled_since(now - kUnattended)) {
+    home_->unattended = false;
+    for (auto& connection : engine_.connections()) connection->attend(true);
   }
-  int64_t due = std::min(server_.on_tick(now), unattended_.empty() ? INT64_MAX : now + kUnattended);
+  if (home_->unattended) due = std::min(due, now + kUnattended);
   if (now >= report_due_) {
     report_due_ = now + kReport;
     for (auto& connection : engine_.connections()) connection->report();

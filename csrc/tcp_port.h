@@ -2,7 +2,6 @@
 #pragma once
 #include <deque>
 #include <map>
-#include <set>
 
 #include "port.h"
 #include "read_server.h"
@@ -37,7 +36,7 @@ class TcpPort : public Port {
   };
   static constexpr int64_t kHandshakeTimeout = 5'000'000'000;
   static constexpr size_t kMaxPending = 256, kMaxRefusals = 4096;
-  static constexpr int64_t kUnattended = 1'000'000, kReport = 50'000'000;
+  static constexpr int64_t kUnattended = 2'000'000, kReport = 50'000'000;
 
   void accept_all();
   void on_hello(int fd);
@@ -54,7 +53,6 @@ class TcpPort : public Port {
   ReadServer server_;
   std::map<int, Pending> pending_;
   std::deque<int> order_;                          // of pending_, the oldest first
-  std::set<std::weak_ptr<TcpConnection>, std::owner_less<>> unattended_;
   int64_t report_due_ = 0;
   std::mutex refusals_mutex_;
   std::vector<std::string> refusals_;
