@@ -110,9 +110,13 @@ def test_tree(kind: str, pair: Across, benchmark: BenchmarkFixture) -> None:
 
     for name, size in counts.items():
         race.enter(OURS if name == "10,000" else name, partial(measure, size))
+    if (iperf := "iperf3 -l 1M") and not any("iperf3" in why for why in pair.missing()):
+        race.enter(iperf, lambda: 4 * KIB / pair.iperf_bytes_per_s() * 1e6)  # the bytes alone
     race.run(rounds=ROUNDS)
     for name in counts:
         race.limit(OURS if name == "10,000" else name, 1.5, what=f"{name}, send and recv")
+    if iperf in race.figures:
+        race.versus(iperf, what="10,000, against the bytes alone")
 
 
 def qwen() -> dict[str, torch.Tensor]:

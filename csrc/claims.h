@@ -19,13 +19,26 @@ namespace tl {
 struct Span {  // memory of this process
   const char* data;
   uint64_t nbytes;
+  uint64_t at;  // of the first byte, in the blocks of its claim, one after the other
 };
 
-// Memory that its owner is still filling, from its begin on.
+// Memory of a claim that its owner is still filling, from the begin of its first block on. Only peers on other hosts, who ask for
+// each byte, can read it so: on this host the claim doesn't stand before all is there.
 struct Filling {
   std::atomic<uint64_t> valid{0};     // bytes that may be read
   std::atomic<bool> failed{false};    // no more will come
   std::atomic<bool> awaited{false};   // the progress thread has a reader that wants more
+  // More may be read. True: the progress thread wants to know.
+  bool advance(uint64_t now_valid) {
+    valid.store(now_valid, std::memory_order_seq_cst);
+    return awaited.exchange(false, std::memory_order_seq_cst);
+  }
+  // What is valid, for a reader who stops there unless it is beyond `at`.
+  uint64_t look(uint64_t at) {
+    if (uint64_t now = valid.load(std::memory_order_acquire); now > at) return now;
+    awaited.store(true, std::memory_order_seq_cst);  // then look once more
+    return valid.load(std::memory_order_seq_cst);
+  }
 };
 
 struct Claim {
@@ -68,9 +81,19 @@ class Claims {
     uint64_t generation = generations_[slot].load(std::memory_order_relaxed) + 1;
     ClaimId id = make_id(slot, generation);
     if (claim.passing()) ++passing_;
+    const bool claim_filling = claim.filling != nullptr;
     claims_.emplace(id, std::move(claim));
-    generations_[slot].store(generation, std::memory_order_seq_cst);
+    if (!claim_filling) generations_[slot].store(generation, std::memory_order_seq_cst);
     return id;
+  }
+
+  // All of a claim is there.
+  void filled(ClaimId id) {
+    std::lock_guard lock(mutex_);
+    auto it = claims_.find(id);
+    if (it == claims_.end()) return;
+    it->second.filling.reset();
+    generations_[slot_of(id)].store(generation_of(id), std::memory_order_seq_cst);
   }
 
   // Ends a claim: from now on nobody can take a hold of it. False when it doesn't stand.
@@ -91,14 +114,19 @@ class Claims {
     blocks = it->second.blocks;
     filling = it->second.filling;
     for (const Extent& wanted : extents) {
+      uint64_t before = 0;
       auto inside = [&](auto& block) {
         const Extent& own = block->extent();
-        return own.segment == wanted.segment && wanted.offset >= own.offset && wanted.nbytes <= own.nbytes &&
-               wanted.offset - own.offset <= own.nbytes - wanted.nbytes;
+        if (own.segment == wanted.segment && wanted.offset >= own.offset && wanted.nbytes <= own.nbytes &&
+            wanted.offset - own.offset <= own.nbytes - wanted.nbytes)
+          return true;
+        before += own.nbytes;
+        return false;
       };
       auto block = std::find_if(blocks.begin(), blocks.end(), inside);
       if (block == blocks.end()) throw Error(Fault::corrupt, "a descriptor names memory outside its claim");
-      spans.push_back({(*block)->data() + (wanted.offset - (*block)->extent().offset), wanted.nbytes});
+      uint64_t offset = wanted.offset - (*block)->extent().offset;
+      spans.push_back({(*block)->data() + offset, wanted.nbytes, before + offset});
     }
   }
 

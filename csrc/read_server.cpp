@@ -93,24 +93,14 @@ ReadServer::Turn ReadServer::serve(Stream& stream, uint64_t budget, uint64_t& se
         continue;
       }
       if (!stream.busy) continue;  // that was an acknowledgement
-      uint64_t most = std::min(budget - sent, available(stream));
-      if (most == 0) return stream.filling->failed ? Turn::ended : Turn::awaiting;
       iovec parts[kAnswerParts];
-      size_t count = 0;
-      uint64_t total = 0, offset = stream.offset;
-      for (size_t i = stream.at; i <= stream.spans.size() && count < kAnswerParts && total < most; ++i, offset = 0) {
-        const char* data = i == 0 ? stream.head.data() : stream.spans[i - 1].data;
-        uint64_t size = (i == 0 ? stream.head.size() : stream.spans[i - 1].nbytes) - offset;
-        size = std::min(size, most - total);
-        parts[count++] = {const_cast<char*>(data + offset), size};
-        total += size;
-      }
+      uint64_t total = 0;
+      size_t count = next_parts(stream, budget - sent, parts, total);
+      if (count == 0) return stream.filling->failed ? Turn::ended : Turn::awaiting;
       size_t n = send_some(stream.socket.get(), parts, count);
       if (n == 0 && total > 0) return Turn::blocked;
       sent += n;
       sent_.fetch_add(n, std::memory_order_relaxed);
-      uint64_t head = stream.at == 0 ? std::min<uint64_t>(n, stream.head.size() - stream.offset) : 0;
-      stream.position += n - head;
       for (stream.offset += n; stream.at <= stream.spans.size(); ++stream.at) {
         uint64_t size = stream.at == 0 ? stream.head.size() : stream.spans[stream.at - 1].nbytes;
         if (stream.offset < size) break;
@@ -124,15 +114,24 @@ ReadServer::Turn ReadServer::serve(Stream& stream, uint64_t budget, uint64_t& se
   }
 }
 
-// Bytes of the answer that can be sent now, the rest of its head included.
-uint64_t ReadServer::available(Stream& stream) {
-  if (!stream.filling) return UINT64_MAX;
-  uint64_t head = stream.at == 0 ? stream.head.size() - stream.offset : 0;
-  uint64_t there = stream.filling->valid - std::min(stream.filling->valid.load(), stream.position);
-  if (head + there > 0) return head + there;
-  stream.filling->awaited.store(true, std::memory_order_seq_cst);  // then look once more
-  uint64_t valid = stream.filling->valid.load(std::memory_order_seq_cst);
-  return valid - std::min(valid, stream.position);
+// The next bytes of the answer, `most` of them, or as many as are there. None: the rest is still being filled.
+size_t ReadServer::next_parts(Stream& stream, uint64_t most, iovec* parts, uint64_t& total) {
+  size_t count = 0;
+  uint64_t offset = stream.offset;
+  for (size_t i = stream.at; i <= stream.spans.size() && count < kAnswerParts && total < most; ++i, offset = 0) {
+    Span span = i == 0 ? Span{stream.head.data(), stream.head.size(), 0} : stream.spans[i - 1];
+    uint64_t there = span.nbytes;
+    if (i > 0 && stream.filling && span.nbytes) {
+      uint64_t valid = stream.filling->look(span.at + offset);
+      there = valid > span.at + offset ? std::min(there, valid - span.at) : offset;
+    }
+    uint64_t size = std::min(there - offset, most - total);
+    if (size == 0 && offset < span.nbytes) break;
+    parts[count++] = {const_cast<char*>(span.data + offset), size};
+    total += size;
+    if (offset + size < span.nbytes) break;
+  }
+  return count;
 }
 
 // The next request, if all of it is here. Throws Fault::corrupt.
@@ -166,12 +165,11 @@ void ReadServer::answer(Stream& stream, const ReadRequest& request, std::string_
     for (const Span& span : stream.spans) reply.nbytes += span.nbytes;
     if (request.skip > reply.nbytes) throw Error(Fault::corrupt, "more is to be skipped than there is");
     reply.nbytes -= request.skip;
-    stream.position = request.skip;
     if (request.kind == ReadRequest::pull && reply.nbytes >= kRelayFrom) body = redirect(stream, request, text.substr(request.count * kExtentSize));
     uint64_t skip = request.skip;
     for (Span& span : stream.spans) {
       uint64_t n = std::min(skip, span.nbytes);
-      span = {span.data + n, span.nbytes - n};
+      span = {span.data + n, span.nbytes - n, span.at + n};
       skip -= n;
     }
   } catch (const Error& error) {

@@ -47,7 +47,6 @@ class ReadServer {
     size_t at = 0;                                 // the next byte: of `head`, then of spans[at - 1]
     uint64_t offset = 0;
     std::shared_ptr<Filling> filling;              // what is being sent is still being received
-    uint64_t position = 0;                         // of the next byte of the claim
     bool busy = false, ready = false;
   };
   struct Bucket {  // of tokens; one a byte
@@ -60,7 +59,7 @@ class ReadServer {
   bool take_request(Stream& stream);
   void answer(Stream& stream, const ReadRequest& request, std::string_view text);
   std::string redirect(Stream& stream, const ReadRequest& request, std::string_view text);
-  uint64_t available(Stream& stream);
+  size_t next_parts(Stream& stream, uint64_t most, iovec* parts, uint64_t& total);
   void done(Stream& stream);
   void drop(int fd);
   uint64_t allowance(const std::string& peer, int64_t now);

@@ -71,9 +71,14 @@ uint32_t checksum(ReadReply reply) {
   return crc32c(0, &reply, sizeof reply);
 }
 
-void Relay::advance(uint64_t valid) const {
-  filling->valid.store(valid, std::memory_order_seq_cst);
-  if (filling->awaited.exchange(false, std::memory_order_seq_cst)) advanced();
+void Relay::advance(uint64_t done) const {
+  for (const Extent& extent : descriptor.extents) {
+    if (done <= extent.nbytes) {
+      if (filling->advance(extent.offset - descriptor.extents.front().offset + done)) advanced();
+      return;
+    }
+    done -= extent.nbytes;
+  }
 }
 
 void Relay::fail() const {

@@ -57,12 +57,12 @@ struct Redirect {  // with the status `redirect`: then name, host and extents
   uint32_t zero;
 };
 
-// What a reader passes on while it gets it: a claim over the memory that the sinks are.
+// What a reader passes on while it gets it: a claim over the memory that the sinks are, one block that begins with the first.
 struct Relay {
   Descriptor descriptor;
   std::shared_ptr<Filling> filling;
   std::function<void()> advanced;  // somebody waits for more
-  void advance(uint64_t valid) const;
+  void advance(uint64_t done) const;  // bytes of its extents, one after the other
   void fail() const;
 };
 

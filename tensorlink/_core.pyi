@@ -130,6 +130,22 @@ class Posted:
     @property
     def lost(self) -> bool: ...
 
+class Stored:
+    """An object in the pool, under a claim that is its user's to release."""
+
+    @property
+    def claim(self) -> int: ...
+
+    @property
+    def descriptor(self) -> bytes: ...
+
+    @property
+    def meta(self) -> bytes:
+        """Empty: it is in the pool, too."""
+
+    def fill(self) -> None:
+        """Copies what isn't there yet. Readers may have begun."""
+
 class Connection:
     """A connection to one incarnation of a peer."""
 
@@ -272,12 +288,12 @@ class Engine:
     def heartbeat_state(self) -> int:
         """0 idle, 1 connecting, 2 beating, 3 rejected, 4 unreachable"""
 
-    def store(self, packed: Packed, reads: int, ttl_s: float, reader: int, inline_meta: int, timeout_s: float, checksum: bool = False) -> tuple[int, bytes, bytes] | None:
+    def store(self, packed: Packed, reads: int, ttl_s: float, reader: int, inline_meta: int, timeout_s: float, checksum: bool = False, later: bool = False) -> Stored | None:
         """
-        Copies an object into the pool: (claim, descriptor, meta beside it). None: no room before the deadline.
+        Copies an object into the pool. None: no room before the deadline. `later`: it may be copied by fill().
         """
 
-    def claim_in_place(self, packed: Packed, reads: int, ttl_s: float, checksum: bool = False) -> tuple[int, bytes, bytes] | None:
+    def claim_in_place(self, packed: Packed, reads: int, ttl_s: float, checksum: bool = False) -> Stored | None:
         """
         As store() without a copy, for tensors that already lie in the pool. None: some lie elsewhere.
         """

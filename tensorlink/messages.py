@@ -107,12 +107,15 @@ class Messages:
 
     def _offer_now(self, link: PeerLink, packed: _core.Packed, tag: str) -> bool:
         stored = self._store(link, packed, 0.0)
+        if stored is None:
+            return False
         offered = False
         try:
-            offered = stored is not None and self._offer(link, stored, tag, 0.0)
+            offered = self._offer(link, stored, tag, 0.0)
         finally:
-            if stored is not None and not offered:
-                self._engine.release(stored[0])
+            stored.fill()
+            if not offered:
+                self._engine.release(stored.claim)
         return offered
 
     def _send_packed(
@@ -153,26 +156,31 @@ class Messages:
             raise self._lost(link, "send") from error
         self._links.drop(link.peer)
 
-    def _store(self, link: PeerLink, packed: _core.Packed, timeout: float) -> tuple[int, bytes, bytes] | None:
+    def _store(self, link: PeerLink, packed: _core.Packed, timeout: float) -> _core.Stored | None:
+        """A copy in the pool for one peer. For one on another host it may have to be filled: that one can read along."""
         native = link.connection.lane()  # also where messages go over gRPC: what it was sent ends with the reader
-        reader = native.reader if native is not None else 0
-        return self._engine.store(packed, 1, 0.0, reader, _INLINE_META, timeout)
+        reader, later = (native.reader, native.pid == 0) if native is not None else (0, False)
+        return self._engine.store(packed, 1, 0.0, reader, _INLINE_META, timeout, False, later)
 
-    def _offer(self, link: PeerLink, stored: tuple[int, bytes, bytes], tag: str, timeout: float) -> bool:
+    def _offer(self, link: PeerLink, stored: _core.Stored, tag: str, timeout: float) -> bool:
         assert link.lane is not None
-        _, descriptor, meta = stored
-        return self._engine.send_offer(link.lane, descriptor, meta, tag, timeout)
+        return self._engine.send_offer(link.lane, stored.descriptor, stored.meta, tag, timeout)
 
     def _offer_until(
-        self, link: PeerLink, stored: tuple[int, bytes, bytes], tag: str, deadline: float, stop: _core.Stop | None
+        self, link: PeerLink, stored: _core.Stored, tag: str, deadline: float, stop: _core.Stop | None
     ) -> None:
+        offered: bool | None = False
         try:
-            if _until(deadline, stop, lambda left: self._offer(link, stored, tag, left) or None):
-                return
-        except BaseException:
-            self._engine.release(stored[0])
-            raise
-        self._engine.release(stored[0])
+            try:
+                offered = self._offer(link, stored, tag, 0.0)
+            finally:
+                stored.fill()
+            offered = offered or _until(deadline, stop, lambda left: self._offer(link, stored, tag, left) or None)
+        finally:
+            if not offered:
+                self._engine.release(stored.claim)
+        if offered:
+            return
         raise TransferTimeoutError(
             f"{link.peer.name} takes no messages",
             peer=str(link.peer),
@@ -190,7 +198,8 @@ class Messages:
             stored = _until(deadline, stop, lambda left: self._store(link, packed, left))
             if stored is None:
                 raise self._exhausted(packed.nbytes, f"send to {link.peer.name}")
-            _, descriptor, meta = stored
+            stored.fill()
+            descriptor, meta = stored.descriptor, stored.meta
             if (native := link.connection.lane()) is not None:
                 self._engine.announce(native, descriptor)
         frame = self._engine.frame(link.peer.name, link.peer.incarnation, tag, meta, descriptor, payload)
@@ -200,7 +209,7 @@ class Messages:
         except BaseException:
             self._holes.setdefault(link.peer, deque()).append(_core.void_frame(frame))
             if stored is not None:
-                self._engine.release(stored[0])
+                self._engine.release(stored.claim)
             raise
 
     def _fill_holes(self, link: PeerLink, deadline: float) -> None:

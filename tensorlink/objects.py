@@ -58,15 +58,14 @@ class Objects:
             stored = self._engine.store(packed, reads or 0, ttl or 0.0, 0, _INLINE_META, timeout, checksum)
         if stored is None:
             raise self._exhausted(packed.nbytes, "put")
-        claim, descriptor, meta = stored
         return TensorRef(
-            id=claim,
+            id=stored.claim,
             owner=self._links.me,
             address=self._address,
             nbytes=packed.nbytes,
             layout=_layout_of(packed),
-            meta=meta,
-            descriptors=dict.fromkeys(self._links.transports, descriptor),
+            meta=stored.meta,
+            descriptors=dict.fromkeys(self._links.transports, stored.descriptor),
             _release=self.release,
         )
 

@@ -172,7 +172,7 @@ class WeightPublisher:
             stored = engine.store(packed, 0, 0.0, 0, 0, wait_s)
         if stored is None:
             raise self._endpoint._exhausted(packed.nbytes, "publish")
-        return stored[0], stored[1]
+        return stored.claim, stored.descriptor
 
     def _release(self, keep: int) -> None:
         while len(self._kept) > keep:

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -76,8 +77,9 @@ struct Packed : PackedRoom {
 // could represent.
 std::unique_ptr<Packed> pack(PyObject* object, bool writable = false);
 
-// Gathers every leaf into `to`, which has room for `packed.nbytes`. Needs no GIL; may use several threads.
-void copy_payload(const Packed& packed, char* to);
+// Gathers every leaf into `to`, which has room for `packed.nbytes`. Needs no GIL; may use several threads. `told` hears now and then
+// how many bytes, from the first on, are there.
+void copy_payload(const Packed& packed, char* to, const std::function<void(uint64_t)>& told = {});
 
 // The frameworks (FrameworkMask) that `unpack` will build with; imports torch if the message needs it and it is
 // installed. `like`: None, "torch" or "numpy". Raises: CorruptTransferError, ValueError (unknown `like`), TypeError

@@ -286,15 +286,23 @@ nb::object empty_array(Engine& engine, uint64_t nbytes, double timeout_s) {
   return nb::cast(nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(block->data(), 1, &shape, keep), nb::rv_policy::reference);
 }
 
+void bind_stored(nb::module_& module) {
+  nb::class_<Stored>(module, "Stored", "An object in the pool, under a claim that is its user's to release.")
+      .def_prop_ro("claim", &Stored::claim)
+      .def_prop_ro("descriptor", [](const Stored& s) { return to_bytes(s.descriptor()); })
+      .def_prop_ro("meta", [](const Stored& s) { return to_bytes(s.meta()); }, "Empty: it is in the pool, too.")
+      .def("fill", &Stored::fill, nb::call_guard<nb::gil_scoped_release>(), "Copies what isn't there yet. Readers may have begun.");
+}
+
 int heartbeat_state(Engine& engine) { return static_cast<int>(engine.heartbeat().state()); }
 
 template <class Class>
 void bind_memory(Class& engine) {
-  engine.def("store", store,
-           nb::sig("def store(self, packed: Packed, reads: int, ttl_s: float, reader: int, inline_meta: int, timeout_s: float, checksum: bool = False) -> tuple[int, bytes, bytes] | None"), "packed"_a, "reads"_a, "ttl_s"_a, "reader"_a, "inline_meta"_a, "timeout_s"_a, "checksum"_a = false,
-             "Copies an object into the pool: (claim, descriptor, meta beside it). None: no room before the deadline.")
-      .def("claim_in_place", claim_in_place,
-           nb::sig("def claim_in_place(self, packed: Packed, reads: int, ttl_s: float, checksum: bool = False) -> tuple[int, bytes, bytes] | None"), "packed"_a, "reads"_a, "ttl_s"_a, "checksum"_a = false,
+  engine.def("store", store, nb::keep_alive<0, 1>(), nb::keep_alive<0, 2>(),
+           nb::sig("def store(self, packed: Packed, reads: int, ttl_s: float, reader: int, inline_meta: int, timeout_s: float, checksum: bool = False, later: bool = False) -> Stored | None"), "packed"_a, "reads"_a, "ttl_s"_a, "reader"_a, "inline_meta"_a, "timeout_s"_a, "checksum"_a = false, "later"_a = false,
+             "Copies an object into the pool. None: no room before the deadline. `later`: it may be copied by fill().")
+      .def("claim_in_place", claim_in_place, nb::keep_alive<0, 1>(),
+           nb::sig("def claim_in_place(self, packed: Packed, reads: int, ttl_s: float, checksum: bool = False) -> Stored | None"), "packed"_a, "reads"_a, "ttl_s"_a, "checksum"_a = false,
            "As store() without a copy, for tensors that already lie in the pool. None: some lie elsewhere.")
       .def("release", [](Engine& e, uint64_t claim) { return e.release(claim); }, "claim"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("expose", expose,
@@ -360,6 +368,7 @@ void bind_engine(nb::module_& module) {
              "The frame that takes the place of one that was given up: only its number counts.");
   module.def("claim_of", [](nb::bytes descriptor) { return Descriptor::decode(text(descriptor)).claim; }, "descriptor"_a);
   bind_messages(module);
+  bind_stored(module);
   bind_connections(module);
   bind_views(module);
   nb::class_<Engine> engine(module, "Engine", "Pool, connections and messages of one endpoint.");

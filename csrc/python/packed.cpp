@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "copy.h"
 #include "python/codec.h"
 
@@ -5,6 +7,7 @@ namespace tl::python {
 
 namespace {
 
+constexpr uint64_t piece_nbytes = 1 << 20;                           // between two words of how far a copy is
 constexpr size_t spare_leaves = 128 << 10, spare_nbytes = 16 << 20;  // beyond it nothing is kept for the next object
 PackedRoom spare;                                                    // guarded by the GIL
 
@@ -27,19 +30,27 @@ Packed::~Packed() {
   spare.slots.clear();
 }
 
-void copy_payload(const Packed& packed, char* to) {
+void copy_payload(const Packed& packed, char* to, const std::function<void(uint64_t)>& told) {
+  const bool at_once = !told && (packed.leaves.size() == 1 || packed.nbytes < copy_threads_from);
   std::vector<CopySpan> spans;
-  const bool many = packed.leaves.size() > 1 && packed.nbytes >= copy_threads_from;
-  if (many) spans.reserve(packed.leaves.size());
+  if (!at_once) spans.reserve(packed.leaves.size());
+  uint64_t there = 0;
   for (const PackedLeaf& leaf : packed.leaves) {
-    if (leaf.dense && many)
-      spans.push_back({to + leaf.offset, leaf.data, leaf.nbytes});
-    else if (leaf.dense)
-      copy_bytes(to + leaf.offset, leaf.data, leaf.nbytes);
-    else
+    if (!leaf.dense) {
       StridedCopy(to + leaf.offset, nullptr, leaf.data, packed.strides(leaf), packed.shape(leaf), leaf.ndim,
                   itemsize(leaf.dtype))
           .run();
+      continue;
+    }
+    if (at_once) copy_bytes(to + leaf.offset, leaf.data, leaf.nbytes);
+    for (uint64_t at = 0, n; !at_once && at < leaf.nbytes; at += n) {
+      n = told ? std::min(leaf.nbytes - at, piece_nbytes) : leaf.nbytes;
+      spans.push_back({to + leaf.offset + at, leaf.data + at, n});
+      if (!told || leaf.offset + at + n - there < piece_nbytes) continue;
+      copy_spans(spans);
+      spans.clear();
+      told(there = leaf.offset + at + n);
+    }
   }
   copy_spans(spans);
 }

@@ -22,15 +22,19 @@ Claim make_claim(std::vector<std::shared_ptr<Block>> blocks, uint64_t reads, dou
 }
 
 // Makes the claim that the descriptor names.
-void seal(Engine& engine, Descriptor& descriptor, Claim claim) {
+std::unique_ptr<Stored> seal(Engine& engine, Descriptor descriptor, std::string_view meta, Claim claim) {
   descriptor.key = claim.key;
   descriptor.claim = engine.claim(std::move(claim));
+  return std::make_unique<Stored>(engine, descriptor, std::string(meta), descriptor.claim);
 }
 
-nb::object stored(const Descriptor& descriptor, std::string_view meta) {
-  std::string bytes = descriptor.encode();
-  return nb::make_tuple(descriptor.claim, nb::bytes(bytes.data(), bytes.size()), nb::bytes(meta.data(), meta.size()));
-}
+// Where an object lies in its block: the payload behind the meta, if that is there too, so that whoever reads along has the meta first.
+struct Room {
+  uint64_t payload_at, nbytes;
+  Room(const Packed& packed, bool beside)
+      : payload_at(beside ? 0 : (packed.meta.size() + kAlign - 1) / kAlign * kAlign), nbytes(payload_at + packed.nbytes) {}
+  static constexpr uint64_t kAlign = 64;
+};
 
 // The memory that a tensor's elements span: negative strides reach below its address.
 std::pair<const char*, uint64_t> span_of(const Packed& packed, const PackedLeaf& leaf) {
@@ -59,30 +63,64 @@ std::shared_ptr<Block> allocate(Engine& engine, uint64_t nbytes, double timeout_
   return block;
 }
 
-nb::object store(Engine& engine, const Packed& packed, uint64_t reads, double ttl_s, uint64_t reader, uint64_t inline_meta, double timeout_s, bool checksum) {
-  bool beside = packed.meta.size() <= inline_meta;
-  uint64_t meta_at = (packed.nbytes + 63) / 64 * 64;
-  auto block = allocate(engine, beside ? packed.nbytes : meta_at + packed.meta.size(), timeout_s);
-  if (!block) return nb::none();
+Stored::~Stored() {
+  if (!filling_) return;
+  filling_->failed = true;
+  engine_.nudge();
+}
+
+void Stored::fill_later(const Packed& packed, std::shared_ptr<Block> block, std::shared_ptr<Filling> filling) {
+  packed_ = &packed;
+  block_ = std::move(block);
+  filling_ = std::move(filling);
+}
+
+void Stored::fill() {
+  if (!filling_) return;
+  const Room room(*packed_, !descriptor_.meta_in_pool);
+  copy_bytes(block_->data(), packed_->meta.data(), room.payload_at ? packed_->meta.size() : 0);
+  copy_payload(*packed_, block_->data() + room.payload_at, [&](uint64_t nbytes) {
+    if (filling_->advance(room.payload_at + nbytes)) engine_.nudge();
+  });
+  if (filling_->advance(UINT64_MAX)) engine_.nudge();
+  engine_.claims().filled(claim_);
+  filling_.reset();
+  block_.reset();
+}
+
+std::unique_ptr<Stored> store(Engine& engine, const Packed& packed, uint64_t reads, double ttl_s, uint64_t reader, uint64_t inline_meta, double timeout_s,
+                              bool checksum, bool later) {
+  constexpr uint64_t kLaterFrom = 1u << 20;  // below it the copy is over before anybody could read along
+  const bool beside = packed.meta.size() <= inline_meta, checked = checksum || engine.verifies();
+  later &= !checked && packed.nbytes >= kLaterFrom;
+  const Room room(packed, beside);
+  auto block = allocate(engine, room.nbytes, timeout_s);
+  if (!block) return nullptr;
+  const tl::Extent extent = block->extent();
+  char* data = block->data();
   Descriptor descriptor;
-  tl::Extent extent = block->extent();
   {
     nb::gil_scoped_release released;
     engine.arena()->warm(*block);
-    copy_payload(packed, block->data());
-    if (!beside) copy_bytes(block->data() + meta_at, packed.meta.data(), packed.meta.size());
-    if (checksum || engine.verifies()) {
-      descriptor.checked = true;
-      descriptor.crc = crc32c(0, block->data(), packed.nbytes);
+    if (!later) {
+      if (!beside) copy_bytes(data, packed.meta.data(), packed.meta.size());
+      copy_payload(packed, data + room.payload_at);
+    }
+    if (checked) {
+      descriptor.crc = crc32c(0, data + room.payload_at, packed.nbytes);
       if (!beside) descriptor.crc = crc32c(descriptor.crc, packed.meta.data(), packed.meta.size());
     }
   }
-  descriptor.extents.push_back({extent.segment, extent.offset, packed.nbytes});
-  if (!beside) descriptor.extents.push_back({extent.segment, extent.offset + meta_at, packed.meta.size()});
+  descriptor.checked = checked;
+  descriptor.extents.push_back({extent.segment, extent.offset + room.payload_at, packed.nbytes});
+  if (!beside) descriptor.extents.push_back({extent.segment, extent.offset, packed.meta.size()});
   descriptor.meta_in_pool = !beside;
   descriptor.counted = reads == 0 ? Descriptor::none : reader ? Descriptor::acknowledge : Descriptor::tell;
-  seal(engine, descriptor, make_claim({std::move(block)}, reads, ttl_s, reader));
-  return stored(descriptor, beside ? std::string_view(packed.meta) : std::string_view());
+  Claim claim = make_claim({block}, reads, ttl_s, reader);
+  auto filling = claim.filling = later ? std::make_shared<Filling>() : nullptr;
+  auto stored = seal(engine, std::move(descriptor), beside ? std::string_view(packed.meta) : std::string_view(), std::move(claim));
+  if (later) stored->fill_later(packed, std::move(block), std::move(filling));
+  return stored;
 }
 
 nb::object expose(Engine& engine, uintptr_t address, uint64_t nbytes) {
@@ -99,12 +137,11 @@ nb::object expose(Engine& engine, uintptr_t address, uint64_t nbytes) {
     copy_bytes(block->data(), data, nbytes);
     descriptor.extents.push_back({block->extent().segment, block->extent().offset, nbytes});
   }
-  seal(engine, descriptor, make_claim({std::move(block)}, 0, 0, 0));
-  std::string bytes = descriptor.encode();
+  std::string bytes = seal(engine, std::move(descriptor), {}, make_claim({std::move(block)}, 0, 0, 0))->descriptor();
   return nb::bytes(bytes.data(), bytes.size());
 }
 
-nb::object claim_in_place(Engine& engine, const Packed& packed, uint64_t reads, double ttl_s, bool checksum) {
+std::unique_ptr<Stored> claim_in_place(Engine& engine, const Packed& packed, uint64_t reads, double ttl_s, bool checksum) {
   std::vector<std::shared_ptr<Block>> blocks;
   std::vector<Extent> spans;
   Descriptor descriptor;
@@ -112,7 +149,7 @@ nb::object claim_in_place(Engine& engine, const Packed& packed, uint64_t reads, 
     if (leaf.nbytes == 0) continue;
     auto [start, nbytes] = span_of(packed, leaf);
     auto block = engine.arena()->find(start, nbytes);
-    if (!block) return nb::none();
+    if (!block) return nullptr;
     if (std::find(blocks.begin(), blocks.end(), block) != blocks.end()) continue;
     const tl::Extent& extent = block->extent();
     descriptor.extents.push_back(extent);
@@ -120,14 +157,13 @@ nb::object claim_in_place(Engine& engine, const Packed& packed, uint64_t reads, 
     blocks.push_back(std::move(block));
   }
   std::string meta = blocks.empty() || blocks.size() > UINT16_MAX ? std::string() : packed.meta_in_place(spans.data(), spans.size());
-  if (meta.empty()) return nb::none();
+  if (meta.empty()) return nullptr;
   if ((descriptor.checked = checksum || engine.verifies())) {
     nb::gil_scoped_release released;
     for (const Extent& span : spans) descriptor.crc = crc32c(descriptor.crc, span.data, span.nbytes);
   }
   descriptor.counted = reads > 0 ? Descriptor::tell : Descriptor::none;
-  seal(engine, descriptor, make_claim(std::move(blocks), reads, ttl_s, 0));
-  return stored(descriptor, meta);
+  return seal(engine, std::move(descriptor), meta, make_claim(std::move(blocks), reads, ttl_s, 0));
 }
 
 }  // namespace tl::python
