@@ -463,7 +463,7 @@ def open_endpoint(
     name: str | None, settings: Settings, on_closed: Callable[[Endpoint], None] | None = None
 ) -> Endpoint:
     """Makes an endpoint and joins. Raises: what `Endpoint.start` does; ValueError: the name is no name."""
-    logging.getLogger("tensorlink").setLevel(settings.log)
+    logging.getLogger("tensorlink").setLevel(settings.log.upper())
     chosen = default_name() if name is None else name
     if not isinstance(chosen, str):
         raise TypeError(f"a peer's name is a str, not a {type(chosen).__name__}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import gc
+import logging
 import os
 import signal
 import subprocess
@@ -430,3 +431,12 @@ def test_shutdown_in_a_hook(join: Join) -> None:
     join("b")
     assert done.wait(10)
     assert a.closed
+
+
+def test_the_level_of_the_log_may_be_written_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSORLINK_LOG", "error")
+    logger = logging.getLogger("tensorlink")
+    level = logger.level
+    with tl.init("a"):
+        assert logger.level == logging.ERROR
+    logger.setLevel(level)
