@@ -81,7 +81,7 @@ def _leaves_nothing(request: pytest.FixtureRequest, _isolated_session: None) -> 
     """
     before, failed = leaks.Snapshot.take(), request.session.testsfailed
     yield
-    left = leaks.settle(before, timeout=5.0 if request.session.testsfailed == failed else 0.0)
+    left = leaks.settle(before, timeout=15.0 if request.session.testsfailed == failed else 0.0)
     leaks.end_children(before)
     if request.session.testsfailed == failed:
         assert not left, "left behind by this module:\n" + "\n".join(left)
