@@ -10,7 +10,7 @@ from tests.peer import ROOT
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 
 
-def tests_of(path: str) -> set[str]:
+def names_in(path: str) -> set[str]:
     tree = ast.parse((ROOT / path).read_text())
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
@@ -22,5 +22,5 @@ def test_each_promise_names_tests_that_exist() -> None:
     for row in rows:
         named = NAMED.findall(row)
         assert named, f"no test holds this: {row}"
-        missing = [f"{path}::{name}" for path, name in named if name not in tests_of(path)]
+        missing = [f"{path}::{name}" for path, name in named if name not in names_in(path)]
         assert not missing, f"there is no such test: {missing}"
