@@ -100,9 +100,10 @@ def test_min_version_is_waited_for(trainer: tl.Endpoint, worker: tl.Endpoint) ->
     publisher = tl.WeightPublisher("policy", live := state(1))
     subscriber = tl.WeightSubscriber("policy", into := state(0), endpoint=worker)
     publisher.publish()
+    assert subscriber.pull() == 1
     with pytest.raises(tl.TransferTimeoutError, match="version 2 or a newer one.*its newest is 1"):
         subscriber.pull(min_version=2, timeout=0.02)
-    assert same(into, state(0)) and subscriber.version is None
+    assert same(into, state(1)) and subscriber.version == 1
     transfer = subscriber.ipull(min_version=2, timeout=None)
     live["w"].fill_(2)
     publisher.publish(version=5)
