@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "connection.h"
 #include "crc32c.h"
 #include "error.h"
 
@@ -160,6 +161,11 @@ std::shared_ptr<Posted> Inbox::post(SourceId source, std::string tag) {
 bool Inbox::complete(const Posted& posted) {
   std::lock_guard lock(mutex_);
   return posted.done;
+}
+
+bool Inbox::is_far(const Posted& posted) {
+  std::lock_guard lock(mutex_);
+  return posted.message && posted.message->descriptor_size && !(posted.message->carrier && posted.message->carrier->pid);
 }
 
 std::unique_ptr<Message> Inbox::collect(const std::shared_ptr<Posted>& posted) {

@@ -87,6 +87,8 @@ class Inbox {
 
   std::shared_ptr<Posted> post(SourceId source, std::string tag);
   bool complete(const Posted& posted);
+  // Whether its message has come, and what that offers is still on another host.
+  bool is_far(const Posted& posted);
   // Takes the outcome: a message, or null when the posted receive was still waiting (it is then withdrawn).
   std::unique_ptr<Message> collect(const std::shared_ptr<Posted>& posted);
 

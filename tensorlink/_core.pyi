@@ -338,6 +338,11 @@ class Engine:
 
     def posted_done(self, posted: Posted) -> bool: ...
 
+    def posted_far(self, posted: Posted) -> bool:
+        """
+        Whether its message has come, and what that offers is still on another host.
+        """
+
     def posted_wait(self, posted: Posted, timeout_s: float) -> bool: ...
 
     def posted_collect(self, posted: Posted) -> Message:

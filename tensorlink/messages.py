@@ -89,7 +89,7 @@ class Messages:
         link = self._links.fast(to)
         if link is None or link.lane is None:
             packed = _core.pack(obj)
-            return Background(lambda stop: self._send_packed(packed, to, tag, timeout, stop), "")
+            return Background(lambda stop: self._send_packed(packed, to, tag, timeout, stop), "", goes_on=True)
         path = link.connection.transport
         try:
             left = link.lane.send(obj, tag)
@@ -103,7 +103,7 @@ class Messages:
             except PeerLostError as lost:
                 return Finished(None, path, lost)
             left = _core.pack(obj)
-        return Background(lambda stop: self._send_packed(left, to, tag, timeout, stop), path)
+        return Background(lambda stop: self._send_packed(left, to, tag, timeout, stop), path, goes_on=True)
 
     def _offer_now(self, link: PeerLink, packed: _core.Packed, tag: str) -> bool:
         stored = self._store(link, packed, 0.0)
@@ -407,18 +407,17 @@ class PostedReceive(Transfer):
     async def _await(self) -> Any:
         import asyncio
 
-        if not self._arrived():
-            left = self._left()
-            try:
-                await asyncio.wait_for(self._arrivals.next(self._arrived), None if left < 0 else left)
-            except asyncio.CancelledError:
-                self.cancel()
-                raise
-            except TimeoutError:
-                pass
-        if self._out is not None and self._outcome is None:  # filling may take long: not on the loop's thread
-            outcome = await asyncio.get_running_loop().run_in_executor(None, self._finish)
-            return outcome.wait()
+        try:
+            if not self._arrived():
+                left = self._left()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._arrivals.next(self._arrived), None if left < 0 else left)
+            if self._outcome is None and (self._out is not None or self._engine.posted_far(self._posted)):
+                # filling or bringing it may take long: not on the loop's thread
+                await asyncio.get_running_loop().run_in_executor(None, self._finish)
+        except BaseException:  # the task was cancelled, or its loop is over
+            self.cancel()
+            raise
         return self._finish().wait()
 
 

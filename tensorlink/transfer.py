@@ -15,6 +15,8 @@ from tensorlink import _core
 from tensorlink.errors import TransferCancelledError, TransferTimeoutError
 
 _SLICE_S = 0.002
+_DROPPED_S = 2.0
+"""A dropped transfer is waited for so long at most: at the end of a process its thread may not run any more."""
 
 
 class Transfer(ABC):
@@ -75,61 +77,83 @@ class Finished(Transfer):
 class Background(Transfer):
     """One that runs on a thread of its own, since it may have to wait or to copy much.
 
-    `operation` gets the stop flag, and ends soon after it is set.
+    `operation` gets the stop flag, and ends soon after it is set. A transfer that nobody can ask for any more is cancelled,
+    unless `goes_on`.
     """
 
-    def __init__(self, operation: Callable[[_core.Stop], Any], path: str) -> None:
+    def __init__(self, operation: Callable[[_core.Stop], Any], path: str, *, goes_on: bool = False) -> None:
         self.path = path
-        self._stop = _core.Stop()
-        self._operation: Callable[[_core.Stop], Any] | None = operation
-        self._ended = threading.Event()
-        self._lock = threading.Lock()
-        self._wakers: list[Callable[[], None]] = []
-        self._result: Any = None
-        self._error: BaseException | None = None
-        threading.Thread(target=self._run, name="tensorlink-transfer", daemon=True).start()
-
-    def _run(self) -> None:
-        assert self._operation is not None
-        try:
-            self._result = self._operation(self._stop)
-        except BaseException as error:  # handed to whoever waits
-            self._error = error
-        self._operation = None  # it keeps the caller's tensors alive
-        with self._lock:
-            self._ended.set()
-            wakers, self._wakers = self._wakers, []
-        for wake in wakers:
-            wake()
+        self._goes_on = goes_on
+        self._work = _Work(operation)
 
     def done(self) -> bool:
-        return self._ended.is_set()
+        return self._work.ended.is_set()
 
     def wait(self, timeout: float | None = None) -> Any:
-        if not self._ended.wait(timeout):
+        if not self._work.ended.wait(timeout):
             raise TransferTimeoutError("the transfer has not ended", phase="wait")
-        if self._error is not None:
-            raise self._error
-        return self._result
+        if self._work.error is not None:
+            raise self._work.error
+        return self._work.result
 
     def cancel(self) -> bool:
-        if self._ended.is_set():
+        if self.done():
             return False
-        self._stop.set()
-        self._ended.wait()
-        return isinstance(self._error, TransferCancelledError)
+        self._work.stop.set()
+        self._work.ended.wait()
+        return isinstance(self._work.error, TransferCancelledError)
 
-    def _on_end(self, wake: Callable[[], None]) -> None:
+    def __await__(self) -> Generator[Any, None, Any]:
+        if not self.done():
+            try:
+                yield from _event_of(self._work.on_end).__await__()
+            except BaseException:  # the task was cancelled, or its loop is over
+                self.cancel()
+                raise
+        return self.wait(0)
+
+    def __del__(self) -> None:
+        work: _Work | None = getattr(self, "_work", None)  # None: there was no thread to be had
+        if work is not None and not self._goes_on and not work.ended.is_set():
+            work.stop.set()
+            if threading.current_thread() is not work.thread:
+                work.ended.wait(_DROPPED_S)
+
+
+class _Work:
+    """What the thread of a `Background` has of it: not the transfer itself, which may be dropped meanwhile."""
+
+    def __init__(self, operation: Callable[[_core.Stop], Any]) -> None:
+        self.stop = _core.Stop()
+        self.ended = threading.Event()
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self._operation: Callable[[_core.Stop], Any] | None = operation
+        self._lock = threading.Lock()
+        self._wakers: list[Callable[[], None]] = []
+        self.thread = threading.Thread(target=self._run, name="tensorlink-transfer", daemon=True)
+        self.thread.start()
+
+    def on_end(self, wake: Callable[[], None]) -> None:
+        """Calls `wake` once it has ended, from whatever thread."""
         with self._lock:
-            if not self._ended.is_set():
+            if not self.ended.is_set():
                 self._wakers.append(wake)
                 return
         wake()
 
-    def __await__(self) -> Generator[Any, None, Any]:
-        if not self.done():
-            yield from _event_of(self._on_end).__await__()
-        return self.wait(0)
+    def _run(self) -> None:
+        assert self._operation is not None
+        try:
+            self.result = self._operation(self.stop)
+        except BaseException as error:  # handed to whoever waits
+            self.error = error
+        self._operation = None  # it keeps the caller's tensors alive
+        with self._lock:
+            self.ended.set()
+            wakers, self._wakers = self._wakers, []
+        for wake in wakers:
+            wake()
 
 
 def _event_of(subscribe: Callable[[Callable[[], None]], None]) -> asyncio.Future[None]:

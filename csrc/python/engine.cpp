@@ -337,6 +337,8 @@ void bind_traffic(Class& engine) {
       .def("put_back", [](Engine& e, Message& m) { e.inbox().put_back(std::make_unique<Message>(std::move(m))); }, "message"_a)
       .def("post", [](Engine& e, SourceId source, const std::string& tag) { return e.inbox().post(source, tag); }, "source"_a, "tag"_a)
       .def("posted_done", [](Engine& e, const std::shared_ptr<Posted>& p) { return e.pump(), e.inbox().complete(*p); }, "posted"_a)
+      .def("posted_far", [](Engine& e, const Posted& p) { return e.inbox().is_far(p); }, "posted"_a,
+           "Whether its message has come, and what that offers is still on another host.")
       .def("posted_wait", [](Engine& e, const std::shared_ptr<Posted>& p, double timeout_s) {
         return wait_for(e, [&] { return e.inbox().complete(*p); }, deadline_of(timeout_s));
       }, "posted"_a, "timeout_s"_a)
