@@ -108,7 +108,7 @@ def test_a_read_that_nobody_can_ask_for_is_cancelled() -> None:
 
 
 def test_a_send_goes_on_though_nobody_asks_for_it() -> None:
-    with ends() as (owner, reader):
+    with ends() as (owner, _):
         sent: list[Callable[..., Any]] = [owner.isend(np.full(MIB, 3, np.uint8), "late").wait]
         sent.clear()
         with tl.init("late", transports="tcp", token="for this test") as late:

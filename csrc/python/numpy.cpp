@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 #include <unordered_map>
 
@@ -129,7 +130,7 @@ Leaf read_numpy(PyObject* object, TensorFields& fields) {
   fields.ndim = array->nd;
   fields.writable = array->flags & numpy_writeable;
   fields.shape = reinterpret_cast<const int64_t*>(array->dimensions);
-  std::memcpy(fields.strides, array->strides, sizeof(int64_t) * static_cast<size_t>(array->nd));
+  std::copy_n(array->strides, array->nd, fields.strides);  // null where there are no dimensions
   return Leaf::yes;
 }
 
