@@ -60,6 +60,7 @@ SourceId Inbox::source(const std::string& name) {
     names_.push_back(name);
     down_.push_back(false);
     downs_.push_back(0);
+    forgotten_.push_back(0);
   }
   return it->second;
 }
@@ -71,7 +72,11 @@ std::string Inbox::name(SourceId source) {
 
 bool Inbox::deliver(std::unique_ptr<Message> message) {
   std::lock_guard lock(mutex_);
-  Stream& stream = streams_[{message->source, message->incarnation}];
+  if (message->incarnation <= forgotten_[message->source]) return false;
+  auto [entry, fresh] = streams_.try_emplace({message->source, message->incarnation});
+  if (fresh) forget_streams(message->source);
+  if (message->incarnation <= forgotten_[message->source]) return false;
+  Stream& stream = entry->second;
   if (message->sequence <= stream.last) return false;
   if (message->sequence != stream.last + 1) {  // another carrier has the ones before it
     if (stream.early.size() >= kMaxEarly) throw Error(Fault::corrupt, "a peer leaves too many gaps in its message numbers");
@@ -84,6 +89,14 @@ bool Inbox::deliver(std::unique_ptr<Message> message) {
     match(std::move(it->second), false);
   }
   return true;
+}
+
+void Inbox::forget_streams(SourceId source) {
+  auto first = streams_.lower_bound({source, 0}), end = streams_.lower_bound({source + 1, 0});
+  for (auto kept = std::distance(first, end); kept > static_cast<ptrdiff_t>(kMaxStreams); --kept) {
+    forgotten_[source] = first->first.second;
+    first = streams_.erase(first);
+  }
 }
 
 void Inbox::match(std::unique_ptr<Message> message, bool front) {

@@ -109,6 +109,8 @@ class Inbox {
     std::map<SourceId, Queue> by_source;
   };
   static constexpr size_t kMaxEarly = 1024;
+  static constexpr size_t kMaxStreams = 8;  // of one source: of incarnations before them nothing more can be on its way
+  void forget_streams(SourceId source);
   void match(std::unique_ptr<Message> message, bool front);
   std::unique_ptr<Message> take_locked(SourceId source, std::string_view tag);
 
@@ -120,6 +122,7 @@ class Inbox {
   std::vector<std::string> names_;
   std::vector<bool> down_;
   std::vector<uint64_t> downs_;
+  std::vector<uint64_t> forgotten_;  // the last incarnation of which no stream is kept
   uint64_t arrivals_ = 0, queued_ = 0;
   std::string key_;  // reused, so that a look-up allocates nothing
   std::atomic<uint64_t> completions_{0};

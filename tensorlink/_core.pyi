@@ -267,6 +267,9 @@ class Engine:
 
     def set_peer(self, name: str, incarnation: int, up: bool) -> None: ...
 
+    def avoid(self, name: str, incarnation: int) -> None:
+        """From now on no reader is sent to that peer."""
+
     def heartbeat(self, address: str, key: bytes, interval_s: float) -> None: ...
 
     def heartbeat_state(self) -> int:

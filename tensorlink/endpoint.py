@@ -19,7 +19,6 @@ from tensorlink.control import (
     Hello,
     Mailbox,
     Membership,
-    MembershipEvent,
     PeerServer,
     engine_socket,
     host_identity,
@@ -27,6 +26,7 @@ from tensorlink.control import (
 )
 from tensorlink.errors import ClosedError, NameInUseError, PeerLostError, PoolExhaustedError, TensorLinkError
 from tensorlink.hooks import Hooks
+from tensorlink.lifecycle import Action
 from tensorlink.links import Links
 from tensorlink.messages import Messages
 from tensorlink.objects import Objects
@@ -72,7 +72,7 @@ class Endpoint:
                 settings,
                 name=name,
                 address=self._server.address,
-                on_change=self._on_change,
+                act=self._act,
                 on_joined=self._on_joined,
                 on_failed=self._on_failed,
             )
@@ -89,7 +89,7 @@ class Endpoint:
             raise
         self._services: set[str] = set()
         self._serving = threading.Lock()
-        self._upkeep = Upkeep(self._engine, self._control, self._links)
+        self._upkeep = Upkeep(self._engine, self._control, self._links, self._hooks)
 
     def start(self) -> None:
         """Joins. Raises: NameInUseError, AuthenticationError, PeerLostError, TransferTimeoutError."""
@@ -392,17 +392,8 @@ class Endpoint:
     def _report(self, error: TensorLinkError) -> None:
         self._hooks.fire("transfer_failed", error)
 
-    def _on_change(self, events: list[MembershipEvent]) -> None:
-        for event in events:
-            peer = event.peer
-            if event.kind == "down":
-                self._engine.set_peer(peer.name, peer.incarnation, False)
-                self._links.drop(peer.id)
-                self._hooks.fire("peer_down", peer, event.reason)
-            else:
-                self._engine.set_peer(peer.name, peer.incarnation, True)
-                self._upkeep.came_up(peer.id)
-                self._hooks.fire("peer_up" if event.kind == "up" else "peer_restart", peer)
+    def _act(self, actions: list[Action]) -> None:
+        self._upkeep.act(actions)
 
     def _on_joined(self, membership: Membership) -> None:
         self._engine.heartbeat(membership.heartbeat_address, membership.lease_key, membership.lease_s / 5)

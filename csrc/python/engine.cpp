@@ -401,6 +401,8 @@ void bind_engine(nb::module_& module) {
       .def("disconnect", &Engine::disconnect, "connection"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("set_peer", [](Engine& e, const std::string& name, uint64_t incarnation, bool up) { e.set_peer({name, incarnation}, up); },
            "name"_a, "incarnation"_a, "up"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("avoid", [](Engine& e, const std::string& name, uint64_t incarnation) { e.avoid({name, incarnation}); },
+           "name"_a, "incarnation"_a, "From now on no reader is sent to that peer.")
       .def("heartbeat", [](Engine& e, const std::string& address, nb::bytes key, double interval_s) {
         e.heartbeat().configure(address, to_key(key), static_cast<int64_t>(interval_s * 1e9));
         e.nudge();

@@ -264,6 +264,8 @@ class Coordinator(pb_grpc.CoordinatorServicer):
             if other is not None and other is not lease:
                 await self._until_silent(other)
         self._members.advertise(lease, names, request.remove)
+        if request.leaving:
+            self._members.retire(lease)
         return pb.Empty()
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.WatchReply]:

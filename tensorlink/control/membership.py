@@ -136,8 +136,8 @@ class Membership:
         lease.expires = self._clock() + self.lease_s
         mine = set(lease.peer.services)
         self.advertise(lease, [name for name in peer.services if self._servers.get(name, peer.name) == peer.name])
-        if mine != set(lease.peer.services) or lease.peer.address != peer.address:
-            lease.peer = replace(lease.peer, address=peer.address)
+        if mine != set(lease.peer.services) or lease.peer.address != peer.address or lease.peer.leaving != peer.leaving:
+            lease.peer = replace(lease.peer, address=peer.address, leaving=peer.leaving)
             self._on_change(Change("updated", lease.peer))
         return lease
 
@@ -177,6 +177,13 @@ class Membership:
         self._servers.update(dict.fromkeys(after, lease.peer.name))
         lease.peer = replace(lease.peer, services=tuple(sorted(after)))
         self._on_change(Change("updated", lease.peer))
+
+    def retire(self, lease: Lease) -> None:
+        """A peer will leave: what it serves is free for others. Raises: PeerLostError: the lease has ended; join again."""
+        self.advertise(lease, remove=lease.peer.services)
+        if not lease.peer.leaving:
+            lease.peer = replace(lease.peer, leaving=True)
+            self._on_change(Change("updated", lease.peer))
 
     def end(self, key: bytes, reason: str) -> bool:
         """Ends a lease: its peer left, or its process is known to be dead. False: it had ended before."""

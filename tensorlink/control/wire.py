@@ -152,6 +152,7 @@ def peer_to_pb(peer: PeerInfo, links: bytes = b"") -> pb.Peer:
         services=peer.services,
         labels=dict(peer.labels),
         links=links,
+        leaving=peer.leaving,
     )
 
 
@@ -164,4 +165,5 @@ def peer_from_pb(message: pb.Peer) -> PeerInfo:
         pid=message.pid,
         services=tuple(message.services),
         labels=dict(message.labels),
+        leaving=message.leaving,
     )
