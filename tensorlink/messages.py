@@ -30,7 +30,7 @@ from tensorlink.errors import (
     TransportError,
 )
 from tensorlink.links import Links, PeerLink
-from tensorlink.transfer import Arrivals, Background, Finished, Transfer
+from tensorlink.transfer import Arrivals, Background, Finished, InFlight, Transfer
 from tensorlink.transports.base import View
 from tensorlink.types import PeerId
 
@@ -52,8 +52,10 @@ class Messages:
         control: ControlClient,
         exhausted: Callable[[int, str], PoolExhaustedError],
         failed: Callable[[TensorLinkError], None],
+        work: InFlight,
     ) -> None:
         self._engine = engine
+        self._work = work
         self._links = links
         self._control = control
         self._exhausted = exhausted
@@ -79,7 +81,8 @@ class Messages:
         else:
             packed = _core.pack(obj)
         try:
-            self._send_packed(packed, to, tag, timeout)
+            with self._work:
+                self._send_packed(packed, to, tag, timeout)
         except TensorLinkError as error:
             self._failed(error)
             raise
@@ -89,7 +92,7 @@ class Messages:
         link = self._links.fast(to)
         if link is None or link.lane is None:
             packed = _core.pack(obj)
-            return Background(lambda stop: self._send_packed(packed, to, tag, timeout, stop), "")
+            return self._send_aside(packed, to, tag, timeout, "")
         path = link.connection.transport
         try:
             left = link.lane.send(obj, tag)
@@ -103,7 +106,10 @@ class Messages:
             except PeerLostError as lost:
                 return Finished(None, path, lost)
             left = _core.pack(obj)
-        return Background(lambda stop: self._send_packed(left, to, tag, timeout, stop), path)
+        return self._send_aside(left, to, tag, timeout, path)
+
+    def _send_aside(self, packed: _core.Packed, to: str, tag: str, timeout: float, path: str) -> Transfer:
+        return Background(self._work.around(lambda stop: self._send_packed(packed, to, tag, timeout, stop)), path)
 
     def _offer_now(self, link: PeerLink, packed: _core.Packed, tag: str) -> bool:
         stored = self._store(link, packed, 0.0)
@@ -251,7 +257,8 @@ class Messages:
     def open(self, message: _core.Message, out: Any, wait_s: float, like: str | None, stop: _core.Stop | None) -> Any:
         """The object of a message. After a failure the next `recv` gets it again, unless nobody ever could."""
         try:
-            result = self._open(message, out, wait_s, like, stop)
+            with self._work:
+                result = self._open(message, out, wait_s, like, stop)
         except TensorLinkError as error:
             error.peer = error.peer or self._engine.source_name(message.source)
             error.phase = error.phase or "recv"

@@ -19,7 +19,7 @@ from tensorlink.errors import (
     TransportError,
 )
 from tensorlink.links import Links
-from tensorlink.transfer import Background, Finished, Transfer
+from tensorlink.transfer import Background, Finished, InFlight, Transfer
 from tensorlink.transports.base import Connection
 from tensorlink.types import Layout, TensorRef
 
@@ -37,9 +37,11 @@ class Objects:
         address: str,
         exhausted: Callable[[int, str], PoolExhaustedError],
         failed: Callable[[TensorLinkError], None],
+        work: InFlight,
     ) -> None:
         self._engine = engine
         self._links = links
+        self._work = work
         self._address = address
         self._exhausted = exhausted
         self._failed = failed
@@ -82,6 +84,13 @@ class Objects:
 
     def get(self, ref: TensorRef, out: Any, like: str | None, timeout: float, stop: _core.Stop | None = None) -> Any:
         """As `Endpoint.get`."""
+        self._work.begin()
+        try:
+            return self._get(ref, out, like, timeout, stop)
+        finally:
+            self._work.end()
+
+    def _get(self, ref: TensorRef, out: Any, like: str | None, timeout: float, stop: _core.Stop | None) -> Any:
         deadline = time.monotonic() + timeout
         for attempts in range(_ATTEMPTS, 0, -1):
             link = self._links.fast(ref.owner.name)
@@ -128,7 +137,7 @@ class Objects:
                 return Finished(self.get(ref, None, like, timeout), path)
             except Exception as error:
                 return Finished(None, path, error)
-        return Background(lambda stop: self.get(ref, out, like, timeout, stop), path)
+        return Background(self._work.around(lambda stop: self.get(ref, out, like, timeout, stop)), path)
 
     def empty(self, shape: Sequence[int] | int, dtype: Any, device: str, like: str, timeout: float) -> Any:
         """As `Endpoint.empty`."""

@@ -107,7 +107,7 @@ class WeightPublisher:
         endpoint = self._endpoint
         endpoint._check()
         wait_s = endpoint._moving(timeout)
-        with self._lock:
+        with endpoint._work, self._lock:
             if self._closed:
                 raise ClosedError(f"the publisher of {self.name!r} was closed", hint="Make a new one")
             number = self._next(version)
@@ -334,7 +334,8 @@ class WeightSubscriber:
             return int(version)
         start = time.perf_counter()
         try:
-            nbytes = self._fill(source, version, descriptor, limit, stream)
+            with self._endpoint._work:
+                nbytes = self._fill(source, version, descriptor, limit, stream)
         except StaleRefError:  # replaced since we looked
             self._wait(source, version + 1, limit)
             return None

@@ -116,11 +116,14 @@ class ControlClient:
         self._call("Advertise", lambda _: pb.AdvertiseRequest(lease_key=self._key(), leaving=True), timeout)
 
     def leave(self) -> None:
-        """Tells the coordinator that this peer goes, and joins none again. Best effort within a second, no error."""
+        """Tells the coordinator that this peer goes, and joins none again. Best effort within a second, no error. Idempotent."""
         if os.getpid() != self._pid:
             return
         with self._state:
+            if self._left:
+                return
             self._left = True
+            self._state.notify_all()
             link, membership = self._link, self._membership
         if link is None or membership is None:
             return
@@ -220,6 +223,8 @@ class ControlClient:
         phase = method.lower()
         while True:
             self._check()
+            if self._left:
+                raise ClosedError("this peer has left", phase=phase, hint="Call shutdown, and init to join again")
             left = max(deadline - time.monotonic(), 0.001)
             with self._state:
                 link, joins = self._link, self._joins
@@ -235,7 +240,7 @@ class ControlClient:
                 raise lost if isinstance(lost, PeerLostError) else PeerLostError(lost.message, phase=phase)
             with self._state:
                 left = max(deadline - time.monotonic(), 0)
-                changed = lambda joins=joins: self._joins != joins or self._failure or self._closed  # noqa: E731
+                changed = lambda joins=joins: self._joins != joins or self._failure or self._closed or self._left  # noqa: E731
                 if not self._state.wait_for(changed, left):
                     raise PeerLostError(f"no coordinator: {lost.message}", phase=phase) from lost
 
