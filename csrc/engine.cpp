@@ -327,6 +327,12 @@ void Engine::set_peer(const Identity& peer, bool up) {
   if (watchers_ > 0) signal_event();
 }
 
+void Engine::lapse() {
+  inbox_.lapse();
+  doorbell_->ring();
+  if (watchers_ > 0) signal_event();
+}
+
 // The news that a peer has gone may overtake what it sent, which its host still delivers: it is taken as long as it comes.
 void Engine::await_rest(const Identity& peer) {
   constexpr int kPauseMs = 20;

@@ -39,6 +39,8 @@ class Engine {
   void disconnect(const std::shared_ptr<Connection>& connection);
   // The peer's lease ran out (down), or it is back: what it holds stays pinned either way.
   void set_peer(const Identity& peer, bool up);
+  // Others took this process for lost: see Inbox::lapse.
+  void lapse();
   // No reader is sent to it any more.
   void avoid(const Identity& peer) { tcp_->server().avoid(peer); }
 

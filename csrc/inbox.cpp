@@ -185,22 +185,33 @@ std::unique_ptr<Message> Inbox::collect(const std::shared_ptr<Posted>& posted) {
   return std::move(posted->message);
 }
 
+template <class Ends>
+void Inbox::lose_posted(Ends ends) {
+  for (auto it = posted_.begin(); it != posted_.end();) {
+    if (!ends(**it)) {
+      ++it;
+      continue;
+    }
+    (*it)->done = true;
+    it = posted_.erase(it);
+    posted_count_.fetch_sub(1, std::memory_order_relaxed);
+    completions_.fetch_add(1, std::memory_order_release);
+  }
+}
+
 void Inbox::set_down(SourceId source, bool down) {
   std::lock_guard lock(mutex_);
   bool was = down_[source];
   down_[source] = down;
   if (!down) return;
   if (!was) ++downs_[source];
-  for (auto it = posted_.begin(); it != posted_.end();) {
-    if ((*it)->source != source) {
-      ++it;
-      continue;
-    }
-    (*it)->lost = (*it)->done = true;
-    it = posted_.erase(it);
-    posted_count_.fetch_sub(1, std::memory_order_relaxed);
-    completions_.fetch_add(1, std::memory_order_release);
-  }
+  lose_posted([&](Posted& posted) { return posted.lost = posted.source == source; });
+}
+
+void Inbox::lapse() {
+  std::lock_guard lock(mutex_);
+  lapses_.fetch_add(1, std::memory_order_release);
+  lose_posted([&](Posted& posted) { return posted.lapsed = posted.source != kAnySource; });
 }
 
 bool Inbox::is_down(SourceId source) {

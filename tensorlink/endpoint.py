@@ -462,6 +462,9 @@ class Endpoint:
         self._upkeep.act(actions)
 
     def _on_joined(self, membership: Membership) -> None:
+        if membership.expelled:
+            log.warning("%s was silent for longer than its lease, and has joined again", self.name)
+            self._engine.lapse()
         self._engine.heartbeat(membership.heartbeat_address, membership.lease_key, membership.lease_s / 5)
 
     def _on_failed(self, error: TensorLinkError) -> None:

@@ -127,7 +127,7 @@ class Links:
         link = self.fast(peer.name)
         if link is not None and link.peer == peer:
             return link
-        if self._roster.restarted(peer):
+        if self._roster.restarted(peer) or self._roster.gone(peer):
             raise self.lost(peer)
         deadline = time.monotonic() + timeout
         with self._lock_of(peer.name):

@@ -103,7 +103,7 @@ class Messages:
         except PeerLostError as error:
             try:
                 self._broke(link, error)
-            except PeerLostError as lost:
+            except (PeerLostError, ClosedError) as lost:
                 return Finished(None, path, lost)
             left = _core.pack(obj)
         return self._send_aside(left, to, tag, timeout, path)
@@ -153,8 +153,10 @@ class Messages:
     def _broke(self, link: PeerLink, error: PeerLostError) -> None:
         """A stream to another host may break and the peer live: then the next look for a link makes another.
 
-        Raises: PeerLostError: it is the peer that has gone.
+        Raises: PeerLostError: it is the peer that has gone; ClosedError: it is this endpoint.
         """
+        if self._engine.closed:
+            raise ClosedError("the endpoint was shut down", phase="send") from error
         if link.lane is None or link.lane.pid or self._engine.is_down(self._origin(link.peer.name)):
             raise self._lost(link, "send") from error
         self._links.drop(link.peer)
@@ -236,7 +238,7 @@ class Messages:
         if type(got) is _core.Message:
             return self.open(got, out, wait_s, like, None)
         if type(got) is _core.NoMessage:
-            error = self._nothing(source, tag, lost=got.lost)
+            error = self._nothing(source, tag, got)
             self._failed(error)
             raise error
         return got
@@ -291,8 +293,15 @@ class Messages:
         view = self._links.to_name(peer, timeout).connection.open(message.descriptor, timeout)
         return _looked_at(view, message, out, like, stop, timeout)
 
-    def _nothing(self, source: str | None, tag: str, *, lost: bool) -> TensorLinkError:
-        if lost and source is not None:
+    def _nothing(self, source: str | None, tag: str, why: _core.NoMessage | _core.Posted) -> TensorLinkError:
+        if why.lapsed and source is not None:
+            return PeerLostError(
+                f"this process was silent for longer than its lease, so {source} may have given up what it waited for",
+                peer=source,
+                phase="recv",
+                hint="It has joined again, as it was: receive again",
+            )
+        if why.lost and source is not None:
             if self._engine.is_down(self._origin(source)):
                 return self._links.lost(PeerId(source, self._control.last_incarnation(source)), phase="recv")
             return PeerRestartedError(
@@ -359,7 +368,7 @@ class PostedReceive(Transfer):
         if message is None and self._engine.closed:
             return Finished(None, self.path, ClosedError("the endpoint was shut down", phase="recv"))
         if message is None:
-            return Finished(None, self.path, self._messages._nothing(self._source, self._tag, lost=self._posted.lost))
+            return Finished(None, self.path, self._messages._nothing(self._source, self._tag, self._posted))
         try:
             wait_s = self._left()
             result = self._messages.open(message, self._out, wait_s or 0.001, self._like, self._stop)

@@ -10,6 +10,7 @@ import numpy as np
 
 from tensorlink import _core, tensors
 from tensorlink.errors import (
+    ClosedError,
     CorruptTransferError,
     NoPathError,
     PeerLostError,
@@ -99,6 +100,8 @@ class Objects:
             try:
                 return self._read(link.connection, ref, out, like, timeout, stop)
             except PeerLostError:
+                if self._engine.closed:
+                    raise ClosedError("the endpoint was shut down", phase="get") from None
                 self._links.drop(ref.owner)
                 raise self._fail(self._links.lost(ref.owner, link.connection.transport, "get"), ref, "") from None
             except TensorLinkError as error:

@@ -74,22 +74,26 @@ nb::object fill_message(const Message& message, nb::handle out, Stop* stop, doub
 }
 
 struct NoMessage {
-  bool lost;
+  bool lost, lapsed;
 };
 
 struct Received {
   std::unique_ptr<Message> message;
-  bool lost = false;  // the source that was named is down
+  bool lost = false;    // the source that was named is down
+  bool lapsed = false;  // or it may have taken us for lost
 };
 
 // The next message, or why there is none: timed out (both empty) or lost.
 Received receive(Engine& engine, SourceId source, std::string_view tag, double timeout_s) {
   Received result;
   Inbox& inbox = engine.inbox();
-  uint64_t downs = inbox.downs(source);
+  const uint64_t downs = inbox.downs(source), lapses = inbox.lapses();
   auto ready = [&] {
     result.message = inbox.take(source, tag);
-    return result.message || (result.lost = inbox.is_down(source) || inbox.downs(source) != downs);
+    if (result.message || source == kAnySource) return result.message != nullptr;
+    result.lost = inbox.is_down(source) || inbox.downs(source) != downs;
+    result.lapsed = inbox.lapses() != lapses;
+    return result.lost || result.lapsed;
   };
   wait_for(engine, ready, deadline_of(timeout_s));
   return result;
@@ -102,7 +106,7 @@ nb::object receive_object(Engine& engine, SourceId source, nb::str tag, double t
   const char* data = PyUnicode_AsUTF8AndSize(tag.ptr(), &size);
   if (!data) throw nb::python_error();
   Received received = receive(engine, source, {data, static_cast<size_t>(size)}, timeout_s);
-  if (!received.message) return nb::cast(NoMessage{received.lost});
+  if (!received.message) return nb::cast(NoMessage{received.lost, received.lapsed});
   const Message& message = *received.message;
   if (message.descriptor_size == 0) {
     try {
@@ -131,9 +135,11 @@ void bind_messages(nb::module_& module) {
         if (m.owes_credit) m.carrier->credit(m.size);
       }, "Gives the sender its credit back. Call once, when the application has the object.");
   nb::class_<NoMessage>(module, "NoMessage", "Why a receive ended without one.")
-      .def_ro("lost", &NoMessage::lost, "The source that was named is down; else the time was over.");
+      .def_ro("lost", &NoMessage::lost, "The source that was named is down.")
+      .def_ro("lapsed", &NoMessage::lapsed, "A source was named, and others took this process for lost. Neither: the time was over.");
   nb::class_<Posted>(module, "Posted", "A receive that was posted before its message came.")
-      .def_prop_ro("lost", [](const Posted& p) { return p.lost; });
+      .def_prop_ro("lost", [](const Posted& p) { return p.lost; })
+      .def_prop_ro("lapsed", [](const Posted& p) { return p.lapsed; });
 }
 
 // ----- connections
@@ -401,6 +407,7 @@ void bind_engine(nb::module_& module) {
       .def("disconnect", &Engine::disconnect, "connection"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("set_peer", [](Engine& e, const std::string& name, uint64_t incarnation, bool up) { e.set_peer({name, incarnation}, up); },
            "name"_a, "incarnation"_a, "up"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("lapse", &Engine::lapse, "Others took this process for lost: receives that name one of them end.")
       .def("avoid", [](Engine& e, const std::string& name, uint64_t incarnation) { e.avoid({name, incarnation}); },
            "name"_a, "incarnation"_a, "From now on no reader is sent to that peer.")
       .def("heartbeat", [](Engine& e, const std::string& address, nb::bytes key, double interval_s) {

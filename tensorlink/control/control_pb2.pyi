@@ -60,18 +60,20 @@ class JoinRequest(_message.Message):
     def __init__(self, version: _Optional[int] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., nonce: _Optional[bytes] = ..., known: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("incarnation", "lease_key", "lease_s", "heartbeat_address", "version")
+    __slots__ = ("incarnation", "lease_key", "lease_s", "heartbeat_address", "version", "expelled")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LEASE_KEY_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    EXPELLED_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     lease_key: bytes
     lease_s: float
     heartbeat_address: str
     version: int
-    def __init__(self, incarnation: _Optional[int] = ..., lease_key: _Optional[bytes] = ..., lease_s: _Optional[float] = ..., heartbeat_address: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
+    expelled: bool
+    def __init__(self, incarnation: _Optional[int] = ..., lease_key: _Optional[bytes] = ..., lease_s: _Optional[float] = ..., heartbeat_address: _Optional[str] = ..., version: _Optional[int] = ..., expelled: bool = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("lease_key",)

@@ -230,6 +230,7 @@ class Coordinator(pb_grpc.CoordinatorServicer):
             lease_s=self._members.lease_s,
             heartbeat_address=self._heartbeat_address,
             version=wire.VERSION,
+            expelled=lease.expelled,
         )
 
     @_guarded

@@ -31,6 +31,8 @@ class Membership:
     heartbeat_address: str
     """`unix:PATH`, `IP:PORT` or `[IP]:PORT` of a stream socket; it answers each beat with 0 (extended) or 1 (join again)."""
     lease_s: float
+    expelled: bool = False
+    """The lease before it had run out, and others took this peer for lost."""
 
 
 def target_of(settings: Settings) -> str:
@@ -114,7 +116,7 @@ class Link:
             raise CorruptTransferError("the coordinator's answer to a join makes no sense", phase="join")
         if not address.startswith("unix:"):
             address = self._connectable(address, timeout)
-        return Membership(reply.incarnation, reply.lease_key, address, reply.lease_s)
+        return Membership(reply.incarnation, reply.lease_key, address, reply.lease_s, reply.expelled)
 
     def _connectable(self, address: str, timeout: float) -> str:
         try:

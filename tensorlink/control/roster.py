@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 
-from tensorlink.lifecycle import Action, News, Peers
+from tensorlink.lifecycle import Action, News, Peers, State
 from tensorlink.types import PeerId, PeerInfo
 
 
@@ -61,6 +61,12 @@ class Roster:
     def restarted(self, peer: PeerId) -> bool:
         """Whether a later incarnation of it is known."""
         return self.incarnation(peer.name) > peer.incarnation
+
+    def gone(self, peer: PeerId) -> bool:
+        """Whether the coordinator said that it has ended."""
+        with self._lock:
+            known = self._peers.get(peer.name)
+        return known.incarnation == peer.incarnation and known.state is State.DOWN and known.info is None
 
     def here(self, peer: PeerId) -> bool:
         """Whether, as far as is known, exactly this incarnation is there."""
