@@ -74,6 +74,7 @@ class Endpoint:
         on_fork = weakref.WeakMethod(self._on_fork)
         os.register_at_fork(after_in_child=lambda: (on_fork() or _nothing)())
         self._closing = threading.Lock()
+        self._shut = threading.Event()
         self._hooks = Hooks()
         listen = listen_address(settings)
         path = str(engine_socket())
@@ -122,7 +123,7 @@ class Endpoint:
         except BaseException:
             self.shutdown()
             raise
-        atexit.register(self.shutdown)
+        atexit.register(self._at_exit)
 
     # Who and what
 
@@ -361,15 +362,24 @@ class Endpoint:
             return
         if self._on_closed is not None:
             self._on_closed(self)
-        atexit.unregister(self.shutdown)
-        self._upkeep.stop()
-        self._messages.linger(_LINGER_S)
-        self._control.leave()
-        self._engine.close()
-        self._links.close()
-        self._control.close()
-        self._server.close()
-        self._hooks.close()
+        parts = (self._engine, self._links, self._control, self._server, self._hooks)
+        steps = [self._upkeep.stop, lambda: self._messages.linger(_LINGER_S), self._control.leave]
+        interrupted: BaseException | None = None
+        for step in [*steps, *(part.close for part in parts)]:
+            try:
+                step()
+            except BaseException as error:  # Ctrl-C, or what a signal handler raised: the rest is closed all the same
+                interrupted = interrupted or error
+        atexit.unregister(self._at_exit)
+        self._shut.set()
+        if interrupted is not None:
+            raise interrupted
+
+    def _at_exit(self) -> None:
+        """As `shutdown`; one that another thread is at must end before the interpreter does."""
+        self.shutdown()
+        if os.getpid() == self._pid:
+            self._shut.wait(2 * _LINGER_S)
 
     def __enter__(self) -> Endpoint:
         return self

@@ -97,6 +97,8 @@ class Link:
         try:
             return getattr(self._stub, method)(request, timeout=timeout, metadata=self._metadata)
         except grpc.RpcError as error:
+            if self._closed:
+                raise ClosedError("the link was closed", phase=phase) from None
             raise self._error(error, phase) from None
         except ValueError as error:  # how gRPC says that the channel is closed
             if self._closed:
