@@ -45,6 +45,8 @@ class PeerLink:
     client: PeerClient
     lane: _core.Connection | None
     """Where messages go; None: over gRPC."""
+    near: bool
+    """Whether memory is shared with it."""
 
 
 class Links:
@@ -237,8 +239,9 @@ class Links:
         except BaseException:
             client.close()
             raise
-        lane = None if self._settings.control == "grpc" else connection.lane()
-        return PeerLink(peer, connection, client, lane)
+        lane = connection.lane()
+        near = lane is not None and lane.pid != 0
+        return PeerLink(peer, connection, client, None if self._settings.control == "grpc" else lane, near)
 
     def _connect_fastest(
         self, peer: PeerId, addresses: Mapping[str, bytes], client: PeerClient, deadline: float

@@ -19,7 +19,7 @@ from tensorlink.errors import (
     TensorLinkError,
     TransportError,
 )
-from tensorlink.links import Links
+from tensorlink.links import Links, PeerLink
 from tensorlink.transfer import Background, Finished, InFlight, Transfer
 from tensorlink.transports.base import Connection
 from tensorlink.types import Layout, TensorRef
@@ -85,16 +85,25 @@ class Objects:
 
     def get(self, ref: TensorRef, out: Any, like: str | None, timeout: float, stop: _core.Stop | None = None) -> Any:
         """As `Endpoint.get`."""
-        self._work.begin()
-        try:
-            return self._get(ref, out, like, timeout, stop)
-        finally:
-            self._work.end()
+        link = self._links.fast(ref.owner.name)
+        if (
+            out is None and link is not None and link.near
+        ):  # a look at shared memory is over before a drain can wait for it
+            return self._get(link, ref, out, like, timeout, stop)
+        with self._work:
+            return self._get(link, ref, out, like, timeout, stop)
 
-    def _get(self, ref: TensorRef, out: Any, like: str | None, timeout: float, stop: _core.Stop | None) -> Any:
+    def _get(
+        self,
+        link: PeerLink | None,
+        ref: TensorRef,
+        out: Any,
+        like: str | None,
+        timeout: float,
+        stop: _core.Stop | None,
+    ) -> Any:
         deadline = time.monotonic() + timeout
         for attempts in range(_ATTEMPTS, 0, -1):
-            link = self._links.fast(ref.owner.name)
             if link is None or link.peer.incarnation != ref.owner.incarnation:
                 link = self._links.to_owner(ref.owner, ref.address, timeout)
             try:
@@ -108,6 +117,7 @@ class Objects:
                 if attempts == 1 or not isinstance(error, TransportError) or error.code:
                     raise self._fail(error, ref, link.connection.transport) from None
                 self._links.fail_over(link, error)
+                link = None
                 timeout = max(deadline - time.monotonic(), 0.0)
         raise AssertionError("the last attempt returns or raises")
 
