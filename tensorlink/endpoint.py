@@ -55,7 +55,8 @@ _LOOK_S = 0.002
 
 
 class Endpoint:
-    """A peer. Every method may be called from any thread, and raises `ClosedError` after `shutdown` and after `fork`.
+    """A peer. Every method may be called from any thread, and raises `ClosedError` after `shutdown` and after `fork`; what
+    begins something does so after `drain` too.
 
     `timeout` is in seconds; left out it is the setting `timeout`. Where it is over, `TransferTimeoutError` is raised;
     None, to wait without end, is allowed only where one waits for somebody's next act (`recv`).

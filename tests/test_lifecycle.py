@@ -236,5 +236,5 @@ class LifeMachine(RuleBasedStateMachine):
             assert self.peers.member(name) is None or peer.state is not State.DOWN
 
 
-LifeMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+LifeMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestLifeMachine = LifeMachine.TestCase
