@@ -4,7 +4,7 @@
 .PHONY: help demo test soak check bench proto stubs format sanitize clean venv-demo venv-test venv-bench venv-dev
 
 python := .venv/bin/python
-over-tcp := $(addprefix tests/test_,endpoint.py faults.py hostile.py leaks.py messages.py objects.py reports.py transfer.py weights.py weights_processes.py)
+over-tcp := $(addprefix tests/test_,drain.py endpoint.py faults.py hostile.py leaks.py messages.py objects.py reports.py transfer.py weights.py weights_processes.py)
 checked := $(wildcard tensorlink tools examples bench setup.py)
 ARGS ?=
 export MPLBACKEND ?= Agg

@@ -42,6 +42,11 @@ class Chains {
     depth = static_cast<size_t>(own - chain.begin());
     return depth == 0 ? nullptr : &*(own - 1);
   }
+  // Nobody is to read from that peer any more.
+  void avoid(const Identity& peer) {
+    auto it_is = [&](const Hop& hop) { return hop.peer.name == peer.name && hop.peer.incarnation <= peer.incarnation; };
+    for (auto& [claim, chain] : chains_) chain.erase(std::remove_if(chain.begin(), chain.end(), it_is), chain.end());
+  }
   // Claims that have ended need no chain.
   template <class Stands>
   void sweep(Stands stands) {

@@ -317,7 +317,18 @@ void Engine::set_peer(const Identity& peer, bool up) {
     std::scoped_lock lock(pump_mutex_, list_mutex_);
     set_peer_locked(peer, up);
   }
-  if (!up) forget_strangers(peer);
+  if (up) {
+    forget_predecessors(peer);
+  } else {
+    forget_strangers(peer);
+    avoid(peer);
+  }
+  doorbell_->ring();
+  if (watchers_ > 0) signal_event();
+}
+
+void Engine::lapse() {
+  inbox_.lapse();
   doorbell_->ring();
   if (watchers_ > 0) signal_event();
 }
@@ -347,6 +358,16 @@ void Engine::forget_strangers(const Identity& peer) {
     }
   }
   for (uint64_t reader : ended) claims_.reader_gone(reader);
+}
+
+// What was kept for incarnations that will never be back.
+void Engine::forget_predecessors(const Identity& peer) {
+  std::lock_guard lock(list_mutex_);
+  auto used = [&](const std::shared_ptr<Outbound>& outbound) {
+    return std::any_of(connections_.begin(), connections_.end(), [&](auto& c) { return c->reader() == outbound->serial; });
+  };
+  auto it = outbound_.lower_bound({peer.name, 0});
+  while (it != outbound_.end() && it->first < std::pair(peer.name, peer.incarnation)) it = used(it->second) ? std::next(it) : outbound_.erase(it);
 }
 
 void Engine::set_peer_locked(const Identity& peer, bool up) {

@@ -39,6 +39,10 @@ class Engine {
   void disconnect(const std::shared_ptr<Connection>& connection);
   // The peer's lease ran out (down), or it is back: what it holds stays pinned either way.
   void set_peer(const Identity& peer, bool up);
+  // Others took this process for lost: see Inbox::lapse.
+  void lapse();
+  // No reader is sent to it any more.
+  void avoid(const Identity& peer) { tcp_->server().avoid(peer); }
 
   // ----- for ports
   // From now on it is used, and the port hears of its descriptors. Throws Fault::refused: a later incarnation is known.
@@ -165,6 +169,7 @@ class Engine {
   void set_peer_locked(const Identity& peer, bool up);
   void await_rest(const Identity& peer);
   void forget_strangers(const Identity& peer);
+  void forget_predecessors(const Identity& peer);
   bool drain(Connection& connection);  // whether it brought anything
   void drain_rest(Connection& connection);
   void signal_event();

@@ -61,6 +61,7 @@ SourceId Inbox::source(const std::string& name) {
     names_.push_back(name);
     down_.push_back(false);
     downs_.push_back(0);
+    forgotten_.push_back(0);
   }
   return it->second;
 }
@@ -72,7 +73,11 @@ std::string Inbox::name(SourceId source) {
 
 bool Inbox::deliver(std::unique_ptr<Message> message) {
   std::lock_guard lock(mutex_);
-  Stream& stream = streams_[{message->source, message->incarnation}];
+  if (message->incarnation <= forgotten_[message->source]) return false;
+  auto [entry, fresh] = streams_.try_emplace({message->source, message->incarnation});
+  if (fresh) forget_streams(message->source);
+  if (message->incarnation <= forgotten_[message->source]) return false;
+  Stream& stream = entry->second;
   if (message->sequence <= stream.last) return false;
   if (message->sequence != stream.last + 1) {  // another carrier has the ones before it
     if (stream.early.size() >= kMaxEarly) throw Error(Fault::corrupt, "a peer leaves too many gaps in its message numbers");
@@ -85,6 +90,14 @@ bool Inbox::deliver(std::unique_ptr<Message> message) {
     match(std::move(it->second), false);
   }
   return true;
+}
+
+void Inbox::forget_streams(SourceId source) {
+  auto first = streams_.lower_bound({source, 0}), end = streams_.lower_bound({source + 1, 0});
+  for (auto kept = std::distance(first, end); kept > static_cast<ptrdiff_t>(kMaxStreams); --kept) {
+    forgotten_[source] = first->first.second;
+    first = streams_.erase(first);
+  }
 }
 
 void Inbox::match(std::unique_ptr<Message> message, bool front) {
@@ -178,22 +191,33 @@ std::unique_ptr<Message> Inbox::collect(const std::shared_ptr<Posted>& posted) {
   return std::move(posted->message);
 }
 
+template <class Ends>
+void Inbox::lose_posted(Ends ends) {
+  for (auto it = posted_.begin(); it != posted_.end();) {
+    if (!ends(**it)) {
+      ++it;
+      continue;
+    }
+    (*it)->done = true;
+    it = posted_.erase(it);
+    posted_count_.fetch_sub(1, std::memory_order_relaxed);
+    completions_.fetch_add(1, std::memory_order_release);
+  }
+}
+
 void Inbox::set_down(SourceId source, bool down) {
   std::lock_guard lock(mutex_);
   bool was = down_[source];
   down_[source] = down;
   if (!down) return;
   if (!was) ++downs_[source];
-  for (auto it = posted_.begin(); it != posted_.end();) {
-    if ((*it)->source != source) {
-      ++it;
-      continue;
-    }
-    (*it)->lost = (*it)->done = true;
-    it = posted_.erase(it);
-    posted_count_.fetch_sub(1, std::memory_order_relaxed);
-    completions_.fetch_add(1, std::memory_order_release);
-  }
+  lose_posted([&](Posted& posted) { return posted.lost = posted.source == source; });
+}
+
+void Inbox::lapse() {
+  std::lock_guard lock(mutex_);
+  lapses_.fetch_add(1, std::memory_order_release);
+  lose_posted([&](Posted& posted) { return posted.lapsed = posted.source != kAnySource; });
 }
 
 bool Inbox::is_down(SourceId source) {

@@ -71,6 +71,7 @@ struct Posted {
   std::string tag;
   std::unique_ptr<Message> message;  // set once, under the inbox's lock
   bool lost = false;                 // its source went down
+  bool lapsed = false;               // or others took this process for lost
   bool done = false;                 // has its message, was lost, or was collected: nothing more will happen to it
 };
 
@@ -95,6 +96,10 @@ class Inbox {
   void set_down(SourceId source, bool down);
   bool is_down(SourceId source);
   uint64_t downs(SourceId source);  // how often it went down: it may be back before a waiter looks
+  // Others took this process for lost, and may have given up what was meant for it: who waits for one of them in particular learns
+  // of it.
+  void lapse();
+  uint64_t lapses() const { return lapses_.load(std::memory_order_acquire); }
   uint64_t completions() const { return completions_.load(std::memory_order_acquire); }
   bool has_posted() const { return posted_count_.load(std::memory_order_relaxed) != 0; }
   uint64_t queued();
@@ -111,6 +116,10 @@ class Inbox {
     std::map<SourceId, Queue> by_source;
   };
   static constexpr size_t kMaxEarly = 1024;
+  static constexpr size_t kMaxStreams = 8;  // of one source: of incarnations before them nothing more can be on its way
+  void forget_streams(SourceId source);
+  template <class Ends>
+  void lose_posted(Ends ends);
   void match(std::unique_ptr<Message> message, bool front);
   std::unique_ptr<Message> take_locked(SourceId source, std::string_view tag);
 
@@ -122,9 +131,10 @@ class Inbox {
   std::vector<std::string> names_;
   std::vector<bool> down_;
   std::vector<uint64_t> downs_;
+  std::vector<uint64_t> forgotten_;  // the last incarnation of which no stream is kept
   uint64_t arrivals_ = 0, queued_ = 0;
   std::string key_;  // reused, so that a look-up allocates nothing
-  std::atomic<uint64_t> completions_{0};
+  std::atomic<uint64_t> completions_{0}, lapses_{0};
   std::atomic<uint32_t> posted_count_{0};
 };
 

@@ -36,8 +36,18 @@ bool ReadServer::on_event(int fd, uint32_t) {
   return true;
 }
 
+void ReadServer::avoid(const Identity& peer) {
+  std::lock_guard lock(avoided_mutex_);
+  avoided_.push_back(peer);
+}
+
 int64_t ReadServer::on_tick(int64_t now) {
   int64_t due = INT64_MAX;
+  {
+    std::lock_guard lock(avoided_mutex_);
+    for (const Identity& peer : avoided_) chains_.avoid(peer);
+    avoided_.clear();
+  }
   ready_.insert(ready_.end(), awaiting_.begin(), awaiting_.end());
   awaiting_.clear();
   for (size_t turns = ready_.size(); turns > 0; --turns) {

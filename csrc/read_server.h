@@ -28,6 +28,8 @@ class ReadServer {
   void close();
   // Bytes per second to one peer at most; 0: as fast as it goes. Any thread.
   void limit(uint64_t bytes_per_s) { limit_ = bytes_per_s; }
+  // Readers aren't sent on to that peer any more: it has gone, or will soon. Any thread.
+  void avoid(const Identity& peer);
   // Whether memory is being sent, which keeps it. Any thread.
   bool lending() const { return lent_ != 0; }
   // Reads in progress and their bytes, by peer. Any thread.
@@ -71,6 +73,8 @@ class ReadServer {
   std::map<std::string, Bucket> buckets_;
   std::atomic<uint64_t> limit_{0}, sent_{0};
   std::atomic<int> lent_{0};
+  std::mutex avoided_mutex_;
+  std::vector<Identity> avoided_;  // and not yet taken out of the chains
   std::mutex borrowers_mutex_;
   std::map<int, std::pair<std::string, uint64_t>> borrowers_;
 };

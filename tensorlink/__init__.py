@@ -16,6 +16,7 @@ except ImportError as error:
 
 from tensorlink.api import (
     current,
+    drain,
     empty,
     get,
     iget,
@@ -81,6 +82,7 @@ __all__ = [
     "WeightPublisher",
     "WeightSubscriber",
     "current",
+    "drain",
     "empty",
     "get",
     "iget",

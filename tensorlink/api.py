@@ -71,6 +71,11 @@ def shutdown() -> None:
         endpoint.shutdown()
 
 
+def drain(*, timeout: Timeout = ...) -> None:
+    """See `Endpoint.drain`."""
+    current().drain(timeout=timeout)
+
+
 def current() -> Endpoint:
     """The current endpoint. Raises: ClosedError: `init` was not called, or it was shut down, or this is a forked child."""
     endpoint = _current
@@ -78,7 +83,7 @@ def current() -> Endpoint:
         raise ClosedError(
             "this process is no peer: it never joined, or has left", hint='Call tensorlink.init("a-name") first'
         )
-    endpoint._check()
+    endpoint._check_open()
     return endpoint
 
 
@@ -156,6 +161,7 @@ def stats() -> dict[str, Any]:
 
 
 # What help() shows is the method's own text.
+drain.__doc__ = Endpoint.drain.__doc__
 send.__doc__ = Endpoint.send.__doc__
 recv.__doc__ = Endpoint.recv.__doc__
 isend.__doc__ = Endpoint.isend.__doc__

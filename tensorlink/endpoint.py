@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import secrets
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import EllipsisType
@@ -19,19 +21,26 @@ from tensorlink.control import (
     Hello,
     Mailbox,
     Membership,
-    MembershipEvent,
     PeerServer,
     engine_socket,
     host_identity,
     listen_address,
 )
-from tensorlink.errors import ClosedError, NameInUseError, PeerLostError, PoolExhaustedError, TensorLinkError
+from tensorlink.errors import (
+    ClosedError,
+    NameInUseError,
+    PeerLostError,
+    PoolExhaustedError,
+    TensorLinkError,
+    TransferTimeoutError,
+)
 from tensorlink.hooks import Hooks
+from tensorlink.lifecycle import Action
 from tensorlink.links import Links
 from tensorlink.messages import Messages
 from tensorlink.objects import Objects
 from tensorlink.settings import Settings
-from tensorlink.transfer import Transfer
+from tensorlink.transfer import InFlight, Transfer
 from tensorlink.transports.base import Site
 from tensorlink.types import PeerId, PeerInfo, TensorRef
 from tensorlink.upkeep import Upkeep
@@ -41,10 +50,13 @@ log = logging.getLogger("tensorlink")
 Timeout = float | None | EllipsisType
 
 _LINGER_S = 5.0
+_TELL_S = 2.0
+_LOOK_S = 0.002
 
 
 class Endpoint:
-    """A peer. Every method may be called from any thread, and raises `ClosedError` after `shutdown` and after `fork`.
+    """A peer. Every method may be called from any thread, and raises `ClosedError` after `shutdown` and after `fork`; what
+    begins something does so after `drain` too.
 
     `timeout` is in seconds; left out it is the setting `timeout`. Where it is over, `TransferTimeoutError` is raised;
     None, to wait without end, is allowed only where one waits for somebody's next act (`recv`).
@@ -55,10 +67,15 @@ class Endpoint:
         self._on_closed = on_closed
         self._pid = os.getpid()
         self._closed = False
-        self._usable = True  # neither shut down nor forked: each call looks here, where getpid would cost a system call
+        self._draining = False
+        self._work = InFlight()
+        self._usable = (
+            True  # neither draining, shut down nor forked: each call looks here, where getpid would cost a system call
+        )
         on_fork = weakref.WeakMethod(self._on_fork)
         os.register_at_fork(after_in_child=lambda: (on_fork() or _nothing)())
         self._closing = threading.Lock()
+        self._shut = threading.Event()
         self._hooks = Hooks()
         listen = listen_address(settings)
         path = str(engine_socket())
@@ -72,7 +89,7 @@ class Endpoint:
                 settings,
                 name=name,
                 address=self._server.address,
-                on_change=self._on_change,
+                act=self._act,
                 on_joined=self._on_joined,
                 on_failed=self._on_failed,
             )
@@ -80,8 +97,12 @@ class Endpoint:
             self._engine.verify(settings.verify)
             site = Site(self._engine, path, key, host_identity(), os.getpid(), listen, settings.ports)
             self._links = Links(settings, site, self._control)
-            self._messages = Messages(self._engine, self._links, self._control, self._exhausted, self._report)
-            self._objects = Objects(self._engine, self._links, self._server.address, self._exhausted, self._report)
+            self._messages = Messages(
+                self._engine, self._links, self._control, self._exhausted, self._report, self._work
+            )
+            self._objects = Objects(
+                self._engine, self._links, self._server.address, self._exhausted, self._report, self._work
+            )
         except BaseException:
             self._engine.close()
             if hasattr(self, "_server"):
@@ -89,7 +110,7 @@ class Endpoint:
             raise
         self._services: set[str] = set()
         self._serving = threading.Lock()
-        self._upkeep = Upkeep(self._engine, self._control, self._links)
+        self._upkeep = Upkeep(self._engine, self._control, self._links, self._hooks)
 
     def start(self) -> None:
         """Joins. Raises: NameInUseError, AuthenticationError, PeerLostError, TransferTimeoutError."""
@@ -103,7 +124,7 @@ class Endpoint:
         except BaseException:
             self.shutdown()
             raise
-        atexit.register(self.shutdown)
+        atexit.register(self._at_exit)
 
     # Who and what
 
@@ -123,7 +144,7 @@ class Endpoint:
 
     def peers(self) -> list[PeerInfo]:
         """The live peers by name, this one among them, as last heard. Doesn't block."""
-        self._check()
+        self._check_open()
         return self._control.peers()
 
     def on(self, event: str, callback: Callable[..., None]) -> Callable[[], None]:
@@ -132,14 +153,14 @@ class Endpoint:
         `peer_up(peer)`, `peer_down(peer, reason)`, `peer_restart(peer)` get a `PeerInfo`; `transfer_failed(error)` gets the
         error. A callback that raises is logged and harms nothing. Raises: ValueError: there is no such event.
         """
-        self._check()
+        self._check_open()
         return self._hooks.on(event, callback)
 
     def stats(self) -> dict[str, Any]:
         """Counters: `pool` (bytes, handles, and for each peer in `holders` its views, bytes and pid), `peers` (messages and
         bytes; `retries` of reads whose stream broke; `failovers` to another transport), `queued` (messages that nobody has
         received), `served_bytes` (sent to other hosts out of this process's memory). Doesn't block."""
-        self._check()
+        self._check_open()
         peers: dict[str, dict[str, Any]] = {}
         for native in self._engine.connections():
             row = peers.setdefault(native.peer_name, {"pid": native.pid, "incarnation": 0, "up": False, "holds": 0})
@@ -240,7 +261,7 @@ class Endpoint:
 
     def release(self, ref: TensorRef) -> None:
         """Ends a handle of this endpoint, however it came here. Idempotent. Raises: StaleRefError: it is somebody else's."""
-        self._check()
+        self._check_open()
         self._objects.release(ref)
 
     def get(
@@ -292,6 +313,43 @@ class Endpoint:
 
     # Lifetime
 
+    def drain(self, *, timeout: Timeout = ...) -> None:
+        """Prepares to leave without cutting anything off, and leaves: `shutdown` is then quick.
+
+        From now on every call that would begin something raises `ClosedError`; `release`, `stats`, `peers` and what is there
+        already (transfers, views) go on. Everybody is told that this peer will leave: subscribers find another publisher, and no
+        reader is sent to what this process passes on. Blocks until calls of other threads have ended, other hosts have taken
+        what was sent to them, and nobody there is reading from this process's memory; then tells the coordinator that it has
+        left, and others see it go. A receive that has no message yet isn't waited for: it ends with `shutdown`. What others
+        send meanwhile is not received, and handles of this peer end with it; views that others have stay readable.
+
+        May be called again, and from any thread, but not from a signal handler: what it interrupted would be waited for.
+
+        Raises: TransferTimeoutError: something has not ended after `timeout` seconds. Then nothing was cut off and nothing is
+        taken back: what was begun goes on, others know that this peer will leave, and it is still a member. Call `drain`
+        again to wait longer, or `shutdown`, which ends what is left. ClosedError: it was shut down, also meanwhile.
+        """
+        self._check_open()
+        deadline = time.monotonic() + self._moving(timeout)
+        first, self._draining = not self._draining, True
+        self._usable = False
+        if first:
+            with contextlib.suppress(TensorLinkError):  # with no coordinator, the next one is told
+                self._control.retire(min(_TELL_S, max(deadline - time.monotonic(), 0.0)))
+        while self._work or self._engine.owes:
+            self._check_open()
+            if time.monotonic() >= deadline:
+                raise TransferTimeoutError(self._unfinished(), phase="drain")
+            time.sleep(_LOOK_S)
+        self._control.leave()
+
+    def _unfinished(self) -> str:
+        calls = f"{len(self._work)} operations have not ended" if self._work else ""
+        others = (
+            "other hosts have not taken all that was sent to them or that they are reading" if self._engine.owes else ""
+        )
+        return f"{self.name} is still busy: {', and '.join(filter(None, (calls, others))) or 'with the last of it'}"
+
     def shutdown(self) -> None:
         """Leaves: peers see it go, waits in other threads end with `ClosedError`, views that are held stay readable.
 
@@ -305,15 +363,24 @@ class Endpoint:
             return
         if self._on_closed is not None:
             self._on_closed(self)
-        atexit.unregister(self.shutdown)
-        self._upkeep.stop()
-        self._messages.linger(_LINGER_S)
-        self._control.leave()
-        self._engine.close()
-        self._links.close()
-        self._control.close()
-        self._server.close()
-        self._hooks.close()
+        parts = (self._engine, self._links, self._control, self._server, self._hooks)
+        steps = [self._upkeep.stop, lambda: self._messages.linger(_LINGER_S), self._control.leave]
+        interrupted: BaseException | None = None
+        for step in [*steps, *(part.close for part in parts)]:
+            try:
+                step()
+            except BaseException as error:  # Ctrl-C, or what a signal handler raised: the rest is closed all the same
+                interrupted = interrupted or error
+        atexit.unregister(self._at_exit)
+        self._shut.set()
+        if interrupted is not None:
+            raise interrupted
+
+    def _at_exit(self) -> None:
+        """As `shutdown`; one that another thread is at must end before the interpreter does."""
+        self.shutdown()
+        if os.getpid() == self._pid:
+            self._shut.wait(2 * _LINGER_S)
 
     def __enter__(self) -> Endpoint:
         return self
@@ -330,10 +397,20 @@ class Endpoint:
         if not self._usable:
             raise self._closed_error()
 
+    def _check_open(self) -> None:
+        """For what may still be asked of an endpoint that drains."""
+        if not self._usable and (self.closed or not self._draining):
+            raise self._closed_error()
+
     def _on_fork(self) -> None:
         self._usable = False
 
     def _closed_error(self) -> ClosedError:
+        if self._draining and not self.closed:
+            return ClosedError(
+                f"endpoint {self.name} is draining: it finishes what was begun, and takes no new work",
+                hint="Call tensorlink.shutdown(), and tensorlink.init() to join again",
+            )
         if os.getpid() != self._pid:
             return ClosedError(
                 f"endpoint {self.name} belongs to the parent of this process",
@@ -392,19 +469,13 @@ class Endpoint:
     def _report(self, error: TensorLinkError) -> None:
         self._hooks.fire("transfer_failed", error)
 
-    def _on_change(self, events: list[MembershipEvent]) -> None:
-        for event in events:
-            peer = event.peer
-            if event.kind == "down":
-                self._engine.set_peer(peer.name, peer.incarnation, False)
-                self._links.drop(peer.id)
-                self._hooks.fire("peer_down", peer, event.reason)
-            else:
-                self._engine.set_peer(peer.name, peer.incarnation, True)
-                self._upkeep.came_up(peer.id)
-                self._hooks.fire("peer_up" if event.kind == "up" else "peer_restart", peer)
+    def _act(self, actions: list[Action]) -> None:
+        self._upkeep.act(actions)
 
     def _on_joined(self, membership: Membership) -> None:
+        if membership.expelled:
+            log.warning("%s was silent for longer than its lease, and has joined again", self.name)
+            self._engine.lapse()
         self._engine.heartbeat(membership.heartbeat_address, membership.lease_key, membership.lease_s / 5)
 
     def _on_failed(self, error: TensorLinkError) -> None:

@@ -49,7 +49,7 @@ def _names(message: str, value: str) -> bool:
 
 
 class ClosedError(TensorLinkError):
-    """The endpoint was shut down, never started, or belongs to the parent of this forked process. Call `init`."""
+    """The endpoint was shut down, drains, was never started, or belongs to the parent of this forked process. Call `init`."""
 
 
 class NameInUseError(TensorLinkError):

@@ -64,5 +64,5 @@ class Hooks:
             for callback in callbacks:
                 try:
                     callback(*arguments)
-                except Exception:
+                except BaseException:  # one that exits too: the others go on
                     log.exception("a %s hook failed", event)

@@ -21,6 +21,7 @@ from tensorlink.errors import (
     TransferTimeoutError,
     TransportError,
 )
+from tensorlink.lifecycle import Connected, Dialled, Unreached
 from tensorlink.settings import Settings
 from tensorlink.transports import registry
 from tensorlink.transports.base import Connection, Site, Transport
@@ -44,6 +45,8 @@ class PeerLink:
     client: PeerClient
     lane: _core.Connection | None
     """Where messages go; None: over gRPC."""
+    near: bool
+    """Whether memory is shared with it."""
 
 
 class Links:
@@ -52,6 +55,7 @@ class Links:
     def __init__(self, settings: Settings, site: Site, control: ControlClient) -> None:
         self._settings = settings
         self._control = control
+        self._roster = control.roster
         self._engine = site.engine
         self.me = PeerId(control.name, 0)
         """Set by the endpoint once it has joined."""
@@ -125,9 +129,7 @@ class Links:
         link = self.fast(peer.name)
         if link is not None and link.peer == peer:
             return link
-        if self._control.last_incarnation(peer.name) > peer.incarnation or (
-            link and link.peer.incarnation > peer.incarnation
-        ):
+        if self._roster.restarted(peer) or self._roster.gone(peer):
             raise self.lost(peer)
         deadline = time.monotonic() + timeout
         with self._lock_of(peer.name):
@@ -141,7 +143,7 @@ class Links:
         self, peer: PeerId, transport: str | None = None, phase: str | None = None, why: PeerLostError | None = None
     ) -> PeerLostError:
         """The error that says what became of an incarnation: restarted, or just gone; `why` is what was seen of that."""
-        if self._control.last_incarnation(peer.name) > peer.incarnation:
+        if self._roster.restarted(peer):
             return PeerRestartedError(
                 f"{peer.name} has restarted",
                 peer=str(peer),
@@ -157,19 +159,23 @@ class Links:
             hint=(why and why.hint) or "It works again under its name once it is restarted",
         )
 
-    def gone(self, peer: PeerId) -> bool:
-        """Whether, as far as is known, the incarnation is no more. Doesn't block."""
-        info = self._control.known(peer.name)
-        return info is None or info.id != peer
-
     def drop(self, peer: PeerId) -> None:
-        """Forgets the link to an incarnation that is down."""
+        """Forgets the link to an incarnation that is down. Its connection stays for what is held over it."""
+        self._take(peer)
+
+    def abort(self, peer: PeerId) -> None:
+        """Ends the link to an incarnation that will never be back."""
+        if link := self._take(peer):
+            link.connection.abort()
+
+    def _take(self, peer: PeerId) -> PeerLink | None:
         with self._lock:
             link = self._links.get(peer.name)
             if link is None or link.peer.incarnation > peer.incarnation:
-                return
+                return None
             del self._links[peer.name]
         link.client.close()
+        return link
 
     def close(self) -> None:
         with self._lock:
@@ -194,7 +200,7 @@ class Links:
 
     def _resolve(self, name: str, deadline: float, stop: _core.Stop | None) -> PeerInfo:
         while True:
-            last = self._control.last_incarnation(name)
+            last = self._roster.incarnation(name)
             left = max(deadline - time.monotonic(), 0.0)
             try:
                 return self._control.resolve(
@@ -209,6 +215,18 @@ class Links:
                 raise TransferCancelledError(f"cancelled while waiting for {name}", peer=name, phase="connect")
 
     def _connect(self, peer: PeerId, address: str, deadline: float) -> PeerLink:
+        self._roster.hear(Dialled(peer))
+        try:
+            link = self._link(peer, address, deadline)
+        except BaseException:
+            self._roster.hear(Unreached(peer))
+            raise
+        with self._lock:
+            self._links[peer.name] = link
+        self._roster.hear(Connected(peer))
+        return link
+
+    def _link(self, peer: PeerId, address: str, deadline: float) -> PeerLink:
         client = PeerClient(address, peer=peer.name, me=self.me, token=self._settings.token)
         try:
             hello = self._hello(client, peer, deadline)
@@ -221,11 +239,9 @@ class Links:
         except BaseException:
             client.close()
             raise
-        lane = None if self._settings.control == "grpc" else connection.lane()
-        link = PeerLink(peer, connection, client, lane)
-        with self._lock:
-            self._links[peer.name] = link
-        return link
+        lane = connection.lane()
+        near = lane is not None and lane.pid != 0
+        return PeerLink(peer, connection, client, None if self._settings.control == "grpc" else lane, near)
 
     def _connect_fastest(
         self, peer: PeerId, addresses: Mapping[str, bytes], client: PeerClient, deadline: float
@@ -261,7 +277,7 @@ class Links:
 
     def mend(self, peer: PeerId) -> None:
         """Connects again to a peer that messages are on their way to, if their lane broke. Raises: as `to_owner`."""
-        info = self._control.known(peer.name)
+        info = self._roster.member(peer.name)
         if info is not None and info.id == peer and self._engine.undelivered(peer.name, peer.incarnation):
             self.to_owner(peer, info.address, self._settings.timeout)
 

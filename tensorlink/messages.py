@@ -30,7 +30,7 @@ from tensorlink.errors import (
     TransportError,
 )
 from tensorlink.links import Links, PeerLink
-from tensorlink.transfer import Arrivals, Background, Finished, Transfer
+from tensorlink.transfer import Arrivals, Background, Finished, InFlight, Transfer
 from tensorlink.transports.base import View
 from tensorlink.types import PeerId
 
@@ -52,8 +52,10 @@ class Messages:
         control: ControlClient,
         exhausted: Callable[[int, str], PoolExhaustedError],
         failed: Callable[[TensorLinkError], None],
+        work: InFlight,
     ) -> None:
         self._engine = engine
+        self._work = work
         self._links = links
         self._control = control
         self._exhausted = exhausted
@@ -79,7 +81,8 @@ class Messages:
         else:
             packed = _core.pack(obj)
         try:
-            self._send_packed(packed, to, tag, timeout)
+            with self._work:
+                self._send_packed(packed, to, tag, timeout)
         except TensorLinkError as error:
             self._failed(error)
             raise
@@ -89,7 +92,7 @@ class Messages:
         link = self._links.fast(to)
         if link is None or link.lane is None:
             packed = _core.pack(obj)
-            return Background(lambda stop: self._send_packed(packed, to, tag, timeout, stop), "", goes_on=True)
+            return self._send_aside(packed, to, tag, timeout, "")
         path = link.connection.transport
         try:
             left = link.lane.send(obj, tag)
@@ -100,10 +103,14 @@ class Messages:
         except PeerLostError as error:
             try:
                 self._broke(link, error)
-            except PeerLostError as lost:
+            except (PeerLostError, ClosedError) as lost:
                 return Finished(None, path, lost)
             left = _core.pack(obj)
-        return Background(lambda stop: self._send_packed(left, to, tag, timeout, stop), path, goes_on=True)
+        return self._send_aside(left, to, tag, timeout, path)
+
+    def _send_aside(self, packed: _core.Packed, to: str, tag: str, timeout: float, path: str) -> Transfer:
+        operation = self._work.around(lambda stop: self._send_packed(packed, to, tag, timeout, stop))
+        return Background(operation, path, goes_on=True)
 
     def _offer_now(self, link: PeerLink, packed: _core.Packed, tag: str) -> bool:
         stored = self._store(link, packed, 0.0)
@@ -150,8 +157,10 @@ class Messages:
     def _broke(self, link: PeerLink, error: PeerLostError) -> None:
         """A stream to another host may break and the peer live: then the next look for a link makes another.
 
-        Raises: PeerLostError: it is the peer that has gone.
+        Raises: PeerLostError: it is the peer that has gone; ClosedError: it is this endpoint.
         """
+        if self._engine.closed:
+            raise ClosedError("the endpoint was shut down", phase="send") from error
         if link.lane is None or link.lane.pid or self._engine.is_down(self._origin(link.peer.name)):
             raise self._lost(link, "send") from error
         self._links.drop(link.peer)
@@ -239,7 +248,7 @@ class Messages:
         if type(got) is _core.Message:
             return self.open(got, out, wait_s, like, None)
         if type(got) is _core.NoMessage:
-            error = self._nothing(source, tag, lost=got.lost)
+            error = self._nothing(source, tag, got)
             self._failed(error)
             raise error
         return got
@@ -260,7 +269,8 @@ class Messages:
     def open(self, message: _core.Message, out: Any, wait_s: float, like: str | None, stop: _core.Stop | None) -> Any:
         """The object of a message. After a failure the next `recv` gets it again, unless nobody ever could."""
         try:
-            result = self._open(message, out, wait_s, like, stop)
+            with self._work:
+                result = self._open(message, out, wait_s, like, stop)
         except TensorLinkError as error:
             error.peer = error.peer or self._engine.source_name(message.source)
             error.phase = error.phase or "recv"
@@ -293,8 +303,15 @@ class Messages:
         view = self._links.to_name(peer, timeout).connection.open(message.descriptor, timeout)
         return _looked_at(view, message, out, like, stop, timeout)
 
-    def _nothing(self, source: str | None, tag: str, *, lost: bool) -> TensorLinkError:
-        if lost and source is not None:
+    def _nothing(self, source: str | None, tag: str, why: _core.NoMessage | _core.Posted) -> TensorLinkError:
+        if why.lapsed and source is not None:
+            return PeerLostError(
+                f"this process was silent for longer than its lease, so {source} may have given up what it waited for",
+                peer=source,
+                phase="recv",
+                hint="It has joined again, as it was: receive again",
+            )
+        if why.lost and source is not None:
             if self._engine.is_down(self._origin(source)):
                 return self._links.lost(PeerId(source, self._control.last_incarnation(source)), phase="recv")
             return PeerRestartedError(
@@ -361,7 +378,7 @@ class PostedReceive(Transfer):
         if message is None and self._engine.closed:
             return Finished(None, self.path, ClosedError("the endpoint was shut down", phase="recv"))
         if message is None:
-            return Finished(None, self.path, self._messages._nothing(self._source, self._tag, lost=self._posted.lost))
+            return Finished(None, self.path, self._messages._nothing(self._source, self._tag, self._posted))
         try:
             wait_s = self._left()
             result = self._messages.open(message, self._out, wait_s or 0.001, self._like, self._stop)

@@ -10,6 +10,7 @@ import numpy as np
 
 from tensorlink import _core, tensors
 from tensorlink.errors import (
+    ClosedError,
     CorruptTransferError,
     NoPathError,
     PeerLostError,
@@ -18,8 +19,8 @@ from tensorlink.errors import (
     TensorLinkError,
     TransportError,
 )
-from tensorlink.links import Links
-from tensorlink.transfer import Background, Finished, Transfer
+from tensorlink.links import Links, PeerLink
+from tensorlink.transfer import Background, Finished, InFlight, Transfer
 from tensorlink.transports.base import Connection
 from tensorlink.types import Layout, TensorRef
 
@@ -37,9 +38,11 @@ class Objects:
         address: str,
         exhausted: Callable[[int, str], PoolExhaustedError],
         failed: Callable[[TensorLinkError], None],
+        work: InFlight,
     ) -> None:
         self._engine = engine
         self._links = links
+        self._work = work
         self._address = address
         self._exhausted = exhausted
         self._failed = failed
@@ -81,20 +84,39 @@ class Objects:
 
     def get(self, ref: TensorRef, out: Any, like: str | None, timeout: float, stop: _core.Stop | None = None) -> Any:
         """As `Endpoint.get`."""
+        link = self._links.fast(ref.owner.name)
+        if (
+            out is None and link is not None and link.near
+        ):  # a look at shared memory is over before a drain can wait for it
+            return self._get(link, ref, out, like, timeout, stop)
+        with self._work:
+            return self._get(link, ref, out, like, timeout, stop)
+
+    def _get(
+        self,
+        link: PeerLink | None,
+        ref: TensorRef,
+        out: Any,
+        like: str | None,
+        timeout: float,
+        stop: _core.Stop | None,
+    ) -> Any:
         deadline = time.monotonic() + timeout
         for attempts in range(_ATTEMPTS, 0, -1):
-            link = self._links.fast(ref.owner.name)
             if link is None or link.peer.incarnation != ref.owner.incarnation:
                 link = self._links.to_owner(ref.owner, ref.address, timeout)
             try:
                 return self._read(link.connection, ref, out, like, timeout, stop)
             except PeerLostError:
+                if self._engine.closed:
+                    raise ClosedError("the endpoint was shut down", phase="get") from None
                 self._links.drop(ref.owner)
                 raise self._fail(self._links.lost(ref.owner, link.connection.transport, "get"), ref, "") from None
             except TensorLinkError as error:
                 if attempts == 1 or not isinstance(error, TransportError) or error.code:
                     raise self._fail(error, ref, link.connection.transport) from None
                 self._links.fail_over(link, error)
+                link = None
                 timeout = max(deadline - time.monotonic(), 0.0)
         raise AssertionError("the last attempt returns or raises")
 
@@ -127,7 +149,7 @@ class Objects:
                 return Finished(self.get(ref, None, like, timeout), path)
             except Exception as error:
                 return Finished(None, path, error)
-        return Background(lambda stop: self.get(ref, out, like, timeout, stop), path)
+        return Background(self._work.around(lambda stop: self.get(ref, out, like, timeout, stop)), path)
 
     def empty(self, shape: Sequence[int] | int, dtype: Any, device: str, like: str, timeout: float) -> Any:
         """As `Endpoint.empty`."""

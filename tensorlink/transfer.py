@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
@@ -48,6 +50,37 @@ class Transfer(ABC):
 
     @abstractmethod
     def __await__(self) -> Generator[Any, None, Any]: ...
+
+
+class InFlight:
+    """Counts what was begun and has not ended, at the cost of two appends. Any thread."""
+
+    def __init__(self) -> None:
+        marks: deque[None] = deque()
+        self._marks = marks
+        self.begin = functools.partial(marks.append, None)
+        self.end = marks.pop
+
+    def __len__(self) -> int:
+        return len(self._marks)
+
+    def __enter__(self) -> None:
+        self.begin()
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def around(self, operation: Callable[[_core.Stop], Any]) -> Callable[[_core.Stop], Any]:
+        """The operation, which counts from now until it has run."""
+        self.begin()
+
+        def run(stop: _core.Stop) -> Any:
+            try:
+                return operation(stop)
+            finally:
+                self.end()
+
+        return run
 
 
 class Finished(Transfer):

@@ -41,6 +41,8 @@ class PeerInfo:
     services: tuple[str, ...] = ()
     """Names it serves, such as `weights/policy`."""
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+    leaving: bool = False
+    """It has begun to drain: it finishes what it has, and will soon be gone."""
 
     @property
     def name(self) -> str:

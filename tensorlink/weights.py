@@ -107,7 +107,7 @@ class WeightPublisher:
         endpoint = self._endpoint
         endpoint._check()
         wait_s = endpoint._moving(timeout)
-        with self._lock:
+        with endpoint._work, self._lock:
             if self._closed:
                 raise ClosedError(f"the publisher of {self.name!r} was closed", hint="Make a new one")
             number = self._next(version)
@@ -334,7 +334,8 @@ class WeightSubscriber:
             return int(version)
         start = time.perf_counter()
         try:
-            nbytes = self._fill(source, version, descriptor, limit, stream)
+            with self._endpoint._work:
+                nbytes = self._fill(source, version, descriptor, limit, stream)
         except StaleRefError:  # replaced since we looked
             self._wait(source, version + 1, limit)
             return None
@@ -384,7 +385,7 @@ class WeightSubscriber:
         """The publisher that was read last, or the one that has the name now."""
         source = self._source
         if source is not None and source.connection.up:
-            return source
+            return source if restart_ends else self._successor(source, limit) or source
         if source is not None:
             self._lose(source, broken=True, restart_ends=restart_ends)
         while True:
@@ -400,8 +401,20 @@ class WeightSubscriber:
                 return found
             limit.check(self._nobody)
 
-    def _connect(self, limit: _Limit) -> _Source:
-        info = self._endpoint._control.find(_service(self.name), max(limit.slice(_FIND_SLICE_S), 0.001))
+    def _successor(self, source: _Source, limit: _Limit) -> _Source | None:
+        """Who publishes now, if the one that was read last will leave and somebody has taken its place already."""
+        member = self._endpoint._control.known(source.peer.name)
+        if member is None or not member.leaving:
+            return None
+        with contextlib.suppress(PeerUnknownError, PeerLostError):
+            found = self._connect(limit, 0.0)
+            if found.peer != source.peer:
+                self._source = found
+                return found
+        return None
+
+    def _connect(self, limit: _Limit, most: float = _FIND_SLICE_S) -> _Source:
+        info = self._endpoint._control.find(_service(self.name), max(limit.slice(most), 0.001))
         return self._connect_to(info.id, info.address, self._endpoint.settings.timeout)
 
     def _connect_to(self, peer: PeerId, address: str, timeout: float) -> _Source:

@@ -18,13 +18,13 @@ RANKS = {
     "tensors": 3,
     "transfer": 3,
     "hooks": 3,
+    "lifecycle": 3,
     "topology": 3,
     "transports.base": 3,
     "transports.engine": 4,  # what transports over the engine share
     "transports.pool": 5,  # what those of one host share beyond that
     "accelerators.base": 3,
     "control": 4,
-    "lifecycle": 4,
     "paths": 4,
     "transports": 6,  # the registry and, one module each, the transports
     "accelerators": 4,

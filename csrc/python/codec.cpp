@@ -5,6 +5,7 @@
 
 #include "python/bind.h"
 #include "python/frameworks.h"
+#include "python/gil.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -88,7 +89,7 @@ nb::object fill(nb::bytes meta, nb::object buffer, nb::object out) {
   const std::atomic<bool> stop{false};
   const Extent extent = source.extent();
   {
-    nb::gil_scoped_release released;
+    Released released;
     plan.run(&extent, 1, stop, 0);
   }
   return nb::steal(plan.result());
@@ -117,7 +118,7 @@ void bind_codec(nb::module_& module) {
       .def(
           "copy_to",
           [](const Packed& packed, uintptr_t address) { copy_payload(packed, reinterpret_cast<char*>(address)); },
-          "address"_a, nb::call_guard<nb::gil_scoped_release>(),
+          "address"_a, nb::call_guard<Released>(),
           "Writes the payload to `nbytes` of memory at `address`.")
       .def(
           "meta_in_place",

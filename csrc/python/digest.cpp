@@ -1,6 +1,7 @@
 #include "crc32c.h"
 #include "hmac.h"
 #include "python/bind.h"
+#include "python/gil.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -14,7 +15,7 @@ constexpr uint64_t kLong = 64 << 10;  // bytes that take microseconds: let other
 uint32_t crc32c_at(uintptr_t address, uint64_t nbytes, uint32_t crc) {
   auto* data = reinterpret_cast<const void*>(address);
   if (nbytes < kLong) return crc32c(crc, data, nbytes);
-  nb::gil_scoped_release released;
+  Released released;
   return crc32c(crc, data, nbytes);
 }
 

@@ -10,6 +10,7 @@
 #include "descriptor.h"
 #include "python/bind.h"
 #include "python/codec.h"
+#include "python/gil.h"
 #include "python/store.h"
 #include "python/views.h"
 #include "python/wait.h"
@@ -74,22 +75,26 @@ nb::object fill_message(const Message& message, nb::handle out, Stop* stop, doub
 }
 
 struct NoMessage {
-  bool lost;
+  bool lost, lapsed;
 };
 
 struct Received {
   std::unique_ptr<Message> message;
-  bool lost = false;  // the source that was named is down
+  bool lost = false;    // the source that was named is down
+  bool lapsed = false;  // or it may have taken us for lost
 };
 
 // The next message, or why there is none: timed out (both empty) or lost.
 Received receive(Engine& engine, SourceId source, std::string_view tag, double timeout_s) {
   Received result;
   Inbox& inbox = engine.inbox();
-  uint64_t downs = inbox.downs(source);
+  const uint64_t downs = inbox.downs(source), lapses = inbox.lapses();
   auto ready = [&] {
     result.message = inbox.take(source, tag);
-    return result.message || (result.lost = inbox.is_down(source) || inbox.downs(source) != downs);
+    if (result.message || source == kAnySource) return result.message != nullptr;
+    result.lost = inbox.is_down(source) || inbox.downs(source) != downs;
+    result.lapsed = inbox.lapses() != lapses;
+    return result.lost || result.lapsed;
   };
   wait_for(engine, ready, deadline_of(timeout_s));
   return result;
@@ -102,7 +107,7 @@ nb::object receive_object(Engine& engine, SourceId source, nb::str tag, double t
   const char* data = PyUnicode_AsUTF8AndSize(tag.ptr(), &size);
   if (!data) throw nb::python_error();
   Received received = receive(engine, source, {data, static_cast<size_t>(size)}, timeout_s);
-  if (!received.message) return nb::cast(NoMessage{received.lost});
+  if (!received.message) return nb::cast(NoMessage{received.lost, received.lapsed});
   const Message& message = *received.message;
   if (message.descriptor_size == 0) {
     try {
@@ -131,9 +136,11 @@ void bind_messages(nb::module_& module) {
         if (m.owes_credit) m.carrier->credit(m.size);
       }, "Gives the sender its credit back. Call once, when the application has the object.");
   nb::class_<NoMessage>(module, "NoMessage", "Why a receive ended without one.")
-      .def_ro("lost", &NoMessage::lost, "The source that was named is down; else the time was over.");
+      .def_ro("lost", &NoMessage::lost, "The source that was named is down.")
+      .def_ro("lapsed", &NoMessage::lapsed, "A source was named, and others took this process for lost. Neither: the time was over.");
   nb::class_<Posted>(module, "Posted", "A receive that was posted before its message came.")
-      .def_prop_ro("lost", [](const Posted& p) { return p.lost; });
+      .def_prop_ro("lost", [](const Posted& p) { return p.lost; })
+      .def_prop_ro("lapsed", [](const Posted& p) { return p.lapsed; });
 }
 
 // ----- connections
@@ -277,7 +284,7 @@ nb::object empty_array(Engine& engine, uint64_t nbytes, double timeout_s) {
   auto block = allocate(engine, nbytes, timeout_s);
   if (!block) return nb::none();
   {
-    nb::gil_scoped_release released;
+    Released released;
     engine.arena()->warm(*block);
   }
   size_t shape = nbytes;
@@ -304,7 +311,7 @@ void bind_memory(Class& engine) {
       .def("claim_in_place", claim_in_place, nb::keep_alive<0, 1>(),
            nb::sig("def claim_in_place(self, packed: Packed, reads: int, ttl_s: float, checksum: bool = False) -> Stored | None"), "packed"_a, "reads"_a, "ttl_s"_a, "checksum"_a = false,
            "As store() without a copy, for tensors that already lie in the pool. None: some lie elsewhere.")
-      .def("release", [](Engine& e, uint64_t claim) { return e.release(claim); }, "claim"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("release", [](Engine& e, uint64_t claim) { return e.release(claim); }, "claim"_a, nb::call_guard<Released>())
       .def("expose", expose,
            nb::sig("def expose(self, address: int, nbytes: int) -> bytes | None"), "address"_a, "nbytes"_a, "Descriptor of memory, copied into the pool unless it lies there; None: no room.")
       .def("empty", empty_array,
@@ -321,7 +328,7 @@ void bind_memory(Class& engine) {
       .def("open", [](Engine& e, std::shared_ptr<Connection> c, nb::bytes d, double timeout_s) {
         return View::open(e, c, text(d), timeout_s);
       }, "connection"_a, "descriptor"_a, "timeout_s"_a, nb::keep_alive<0, 1>())
-      .def("sweep", &Engine::sweep, nb::call_guard<nb::gil_scoped_release>())
+      .def("sweep", &Engine::sweep, nb::call_guard<Released>())
       .def("usage", usage, nb::sig("def usage(self) -> dict[str, typing.Any]"));
 }
 
@@ -379,11 +386,11 @@ void bind_engine(nb::module_& module) {
         new (self) Engine(std::move(name), std::move(path), to_key(key), pool_bytes);
       }, "name"_a, "path"_a, "key"_a, "pool_bytes"_a)
       .def("start", &Engine::start, "incarnation"_a)
-      .def("close", &Engine::close, nb::call_guard<nb::gil_scoped_release>())
+      .def("close", &Engine::close, nb::call_guard<Released>())
       .def_prop_ro("closed", &Engine::closed)
       .def("connect", [](Engine& e, const std::string& path, nb::bytes key, const std::string& name, uint64_t incarnation, double timeout_s) {
         Key k = to_key(key);
-        nb::gil_scoped_release released;
+        Released released;
         return e.shm().connect(path, k, {name, incarnation}, deadline_of(timeout_s));
       }, "path"_a, "key"_a, "name"_a, "incarnation"_a, "timeout_s"_a)
       .def("listen", [](Engine& e, const std::string& host, uint16_t first, uint16_t last) { return e.tcp().listen(host, first, last); },
@@ -391,7 +398,7 @@ void bind_engine(nb::module_& module) {
       .def("dial", [](Engine& e, const std::string& host, uint16_t port, nb::bytes key, const std::string& name, uint64_t incarnation, double timeout_s) {
         Contact to{{host, port}, to_key(key)};
         Patience patience{deadline_of(timeout_s)};
-        nb::gil_scoped_release released;
+        Released released;
         return e.tcp().connect(to, {name, incarnation}, patience);
       }, "host"_a, "port"_a, "key"_a, "name"_a, "incarnation"_a, "timeout_s"_a)
       .def("limit", [](Engine& e, uint64_t bytes_per_s) { e.tcp().server().limit(bytes_per_s); }, "bytes_per_s"_a,
@@ -409,9 +416,12 @@ void bind_engine(nb::module_& module) {
       .def_prop_ro("owes", &Engine::owes, "Whether peers on other hosts haven't got yet what was sent to them.")
       .def("sent_bytes", [](Engine& e) { return e.tcp().server().sent_bytes(); }, "Bytes of this process's memory that peers on other hosts have read.")
       .def("connections", &Engine::connections)
-      .def("disconnect", &Engine::disconnect, "connection"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("disconnect", &Engine::disconnect, "connection"_a, nb::call_guard<Released>())
       .def("set_peer", [](Engine& e, const std::string& name, uint64_t incarnation, bool up) { e.set_peer({name, incarnation}, up); },
-           "name"_a, "incarnation"_a, "up"_a, nb::call_guard<nb::gil_scoped_release>())
+           "name"_a, "incarnation"_a, "up"_a, nb::call_guard<Released>())
+      .def("lapse", &Engine::lapse, "Others took this process for lost: receives that name one of them end.")
+      .def("avoid", [](Engine& e, const std::string& name, uint64_t incarnation) { e.avoid({name, incarnation}); },
+           "name"_a, "incarnation"_a, "From now on no reader is sent to that peer.")
       .def("heartbeat", [](Engine& e, const std::string& address, nb::bytes key, double interval_s) {
         e.heartbeat().configure(address, to_key(key), static_cast<int64_t>(interval_s * 1e9));
         e.nudge();

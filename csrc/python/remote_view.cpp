@@ -44,7 +44,7 @@ void RemoteView::begin_relay() {
 void RemoteView::bring(const std::vector<tl::Extent>& extents, const std::vector<Sink>& sinks, const Limit& limit, const Relay* relay) {
   Patience patience{deadline_of(limit.timeout_s), limit.stop};
   if (in_main_thread()) patience.look = look;
-  nb::gil_scoped_release released;
+  Released released;
   try {
     tcp_->reads().read(descriptor_, extents, sinks, patience, relay);
   } catch (...) {
@@ -89,7 +89,7 @@ void RemoteView::allocate(const Limit& limit) {
   } else {
     auto block = nbytes_ > engine_.arena()->budget() ? nullptr : python::allocate(engine_, total, limit.timeout_s < 0 ? 60 : limit.timeout_s);
     if (!block) throw Error(Fault::no_room, "no room in the pool of this process for the " + std::to_string(nbytes_) + " bytes that are to be read");
-    nb::gil_scoped_release released;
+    Released released;
     engine_.arena()->warm(*block);
     data = block->data();
     keep_ = block;

@@ -100,7 +100,7 @@ std::unique_ptr<Stored> store(Engine& engine, const Packed& packed, uint64_t rea
   char* data = block->data();
   Descriptor descriptor;
   {
-    nb::gil_scoped_release released;
+    Released released;
     engine.arena()->warm(*block);
     if (!later) {
       if (!beside) copy_bytes(data, packed.meta.data(), packed.meta.size());
@@ -132,7 +132,7 @@ nb::object expose(Engine& engine, uintptr_t address, uint64_t nbytes) {
     descriptor.extents.push_back({extent.segment, extent.offset + static_cast<uint64_t>(data - block->data()), nbytes});
   } else {
     if (!(block = allocate(engine, nbytes, 0))) return nb::none();
-    nb::gil_scoped_release released;
+    Released released;
     engine.arena()->warm(*block);
     copy_bytes(block->data(), data, nbytes);
     descriptor.extents.push_back({block->extent().segment, block->extent().offset, nbytes});
@@ -159,7 +159,7 @@ std::unique_ptr<Stored> claim_in_place(Engine& engine, const Packed& packed, uin
   std::string meta = blocks.empty() || blocks.size() > UINT16_MAX ? std::string() : packed.meta_in_place(spans.data(), spans.size());
   if (meta.empty()) return nullptr;
   if ((descriptor.checked = checksum || engine.verifies())) {
-    nb::gil_scoped_release released;
+    Released released;
     for (const Extent& span : spans) descriptor.crc = crc32c(descriptor.crc, span.data, span.nbytes);
   }
   descriptor.counted = reads > 0 ? Descriptor::tell : Descriptor::none;

@@ -5,6 +5,7 @@
 #include "copy.h"
 #include "python/codec.h"
 #include "python/frameworks.h"
+#include "python/gil.h"
 
 namespace nb = nanobind;
 
@@ -213,7 +214,7 @@ class PayloadTensors {
   // Fills the private tensors, without the GIL if that takes long.
   void finish() {
     if (total_ < release_from) return run_copies();
-    nb::gil_scoped_release released;
+    Released released;
     run_copies();
   }
 

@@ -18,7 +18,7 @@ void finish(const FillPlan& plan, const Extent* extents, size_t count, const Lim
   int64_t deadline = deadline_of(limit.timeout_s);
   Outcome outcome;
   {
-    nb::gil_scoped_release released;
+    Released released;
     outcome = plan.run(extents, count, limit.stop ? limit.stop->flag : never, deadline == INT64_MAX ? 0 : deadline);
   }
   if (outcome == Outcome::stopped) throw Error(Fault::cancelled, "cancelled while the tensors were being filled");
@@ -41,7 +41,7 @@ void View::verify(const std::vector<Extent>& spans, std::string_view meta) const
   if (!descriptor_.checked) return;
   uint32_t crc = 0;
   {
-    nb::gil_scoped_release released;
+    Released released;
     for (const Extent& span : spans) crc = crc32c(crc, span.data, span.nbytes);
     if (descriptor_.meta_in_pool) crc = crc32c(crc, meta.data(), meta.size());
   }
@@ -70,7 +70,7 @@ void View::refill(Refill& target, bool through, const Limit& limit) {
 void View::copy_to(uintptr_t address, const Limit& limit) {
   constexpr uint64_t kPiece = 8u << 20;
   const std::vector<Extent>& spans = payload(limit);
-  nb::gil_scoped_release released;
+  Released released;
   char* to = reinterpret_cast<char*>(address);
   for (const Extent& span : spans)
     for (uint64_t at = 0; at < span.nbytes; at += kPiece) {

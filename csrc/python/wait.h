@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 
 #include "engine.h"
+#include "python/gil.h"
 
 namespace tl::python {
 
@@ -25,7 +26,7 @@ bool wait_for(Engine& engine, Ready ready, int64_t deadline_ns) {
   for (;;) {
     bool done;
     {
-      nanobind::gil_scoped_release released;
+      Released released;
       int64_t now = now_ns();
       done = engine.wait(ready, deadline_ns - now < kSlice ? deadline_ns : now + kSlice);
     }

@@ -97,6 +97,28 @@ void a_death_ends_what_waits_for_it_alone() {
   CHECK(number(inbox.take(a, "z")) == 1);
 }
 
+void a_lapse_ends_what_waits_for_anyone_in_particular() {
+  Inbox inbox;
+  SourceId a = inbox.source("a");
+  auto named = inbox.post(a, "x"), any = inbox.post(kAnySource, "x");
+  inbox.lapse();
+  CHECK(inbox.complete(*named) && named->lapsed && !named->lost && !inbox.complete(*any) && !inbox.is_down(a) && inbox.lapses() == 1);
+  auto later = inbox.post(a, "x");
+  CHECK(!inbox.complete(*later));
+}
+
+void of_many_incarnations_the_last_are_kept_apart() {
+  Inbox inbox;
+  SourceId a = inbox.source("a"), b = inbox.source("b");
+  inbox.deliver(message(b, 1, "", 1));
+  for (uint64_t incarnation = 1; incarnation <= 100; ++incarnation) CHECK(inbox.deliver(message(a, 1, "", incarnation)));
+  CHECK(!inbox.deliver(message(a, 1, "", 100)) && !inbox.deliver(message(a, 1, "", 95)));  // duplicates
+  CHECK(!inbox.deliver(message(a, 1, "", 5)) && !inbox.deliver(message(a, 2, "", 5)));     // of one that is long gone
+  CHECK(inbox.deliver(message(a, 2, "", 95)) && inbox.received(b, 1) == 1);
+  for (int i = 0; i < 101; ++i) CHECK(inbox.take(a, "") != nullptr);
+  CHECK(!inbox.take(a, ""));
+}
+
 // Two carriers bring overlapping halves of a stream while two threads take from it.
 void carriers_and_takers_race() {
   Inbox inbox;
@@ -152,6 +174,8 @@ void tl::test::inbox_tests() {
   matching_follows_posting_and_tags();
   put_back_restores_the_order();
   a_death_ends_what_waits_for_it_alone();
+  a_lapse_ends_what_waits_for_anyone_in_particular();
+  of_many_incarnations_the_last_are_kept_apart();
   carriers_and_takers_race();
   frames_of_noise_are_corrupt();
 }

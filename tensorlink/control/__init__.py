@@ -20,14 +20,12 @@ if TYPE_CHECKING:
     from tensorlink.control.peer_service import Hello, PeerHandlers, PeerServer
     from tensorlink.control.runtime_dir import engine_socket, host_identity
     from tensorlink.control.standalone import serve
-    from tensorlink.control.view import MembershipEvent
 
 _HOMES = {
     "ControlClient": "client",
     "Hello": "peer_service",
     "Mailbox": "mailbox",
     "Membership": "link",
-    "MembershipEvent": "view",
     "PeerClient": "peer_client",
     "PeerHandlers": "peer_service",
     "PeerServer": "peer_service",
@@ -43,7 +41,6 @@ __all__ = [
     "Hello",
     "Mailbox",
     "Membership",
-    "MembershipEvent",
     "PeerClient",
     "PeerHandlers",
     "PeerServer",

@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 from tensorlink.control import control_pb2 as pb
 from tensorlink.control import wire
 from tensorlink.control.link import Link, Membership, open_link
+from tensorlink.control.roster import Roster
 from tensorlink.control.runtime_dir import host_identity
-from tensorlink.control.view import MembershipEvent, View
 from tensorlink.errors import ClosedError, PeerLostError, TensorLinkError, TransferTimeoutError
+from tensorlink.lifecycle import Action, Gone, Here
 from tensorlink.settings import Settings
 from tensorlink.types import PeerInfo
 
@@ -41,9 +42,9 @@ class ControlClient:
     (another process took the name, or the token is refused). A lost coordinator is no failure: calls wait for the next
     one until their deadline.
 
-    Callbacks run one at a time, in order, on one daemon thread, never on a caller's: `on_change` with a list of
-    membership events of other peers; `on_joined` after each join but the first, with the lease to use from now on;
-    `on_failed` once, with the reason. What they raise is logged and harms nothing; while one runs, the next waits.
+    What it hears of other peers goes to `roster`, which calls `act`. Callbacks run one at a time on one daemon thread, never on a
+    caller's: `on_joined` after each join but the first, with the lease to use from now on; `on_failed` once, with the reason.
+    What they raise is logged and harms nothing; while one runs, the next waits.
     """
 
     def __init__(
@@ -52,14 +53,14 @@ class ControlClient:
         *,
         name: str,
         address: str,
-        on_change: Callable[[list[MembershipEvent]], None] | None = None,
+        act: Callable[[list[Action]], None] | None = None,
         on_joined: Callable[[Membership], None] | None = None,
         on_failed: Callable[[TensorLinkError], None] | None = None,
         labels: Mapping[str, str] | None = None,
         links: bytes = b"",
     ) -> None:
         self.name = name
-        self.on_change = on_change
+        self.roster = Roster(name, act)
         self.on_joined = on_joined
         self.on_failed = on_failed
         self._settings = settings
@@ -69,7 +70,6 @@ class ControlClient:
             name=name, address=address, host=host_identity(), pid=self._pid, labels=dict(labels or {}), links=links
         )
         self._state = threading.Condition()  # guards all below
-        self._view = View()
         self._seen_snapshot = False
         self._services: set[str] = set()
         self._link: Link | None = None
@@ -108,12 +108,22 @@ class ControlClient:
         """Says that a heartbeat was answered 1 or could not be sent. Returns at once; `on_joined` follows."""
         self._inbox.put(("rejoin", None, None))
 
+    def retire(self, timeout: float) -> None:
+        """Tells everybody that this peer will leave, and serves nothing any more. Raises: PeerLostError: no coordinator."""
+        with self._state:
+            self._services.clear()
+            self._self.leaving = True  # also to the next coordinator
+        self._call("Advertise", lambda _: pb.AdvertiseRequest(lease_key=self._key(), leaving=True), timeout)
+
     def leave(self) -> None:
-        """Tells the coordinator that this peer goes, and joins none again. Best effort within a second, no error."""
+        """Tells the coordinator that this peer goes, and joins none again. Best effort within a second, no error. Idempotent."""
         if os.getpid() != self._pid:
             return
         with self._state:
+            if self._left:
+                return
             self._left = True
+            self._state.notify_all()
             link, membership = self._link, self._membership
         if link is None or membership is None:
             return
@@ -156,18 +166,15 @@ class ControlClient:
     def peers(self) -> list[PeerInfo]:
         """Live peers by name, this one among them, as last heard. Doesn't block."""
         self._check()
-        with self._state:
-            return [self._view.peers[name] for name in sorted(self._view.peers)]
+        return self.roster.members()
 
     def known(self, name: str) -> PeerInfo | None:
         """The live peer of this name as last heard. Doesn't block."""
-        with self._state:
-            return self._view.peers.get(name)
+        return self.roster.member(name)
 
     def last_incarnation(self, name: str) -> int:
         """Highest incarnation ever heard of under this name; 0: never heard of it. Doesn't block."""
-        with self._state:
-            return self._view.known.get(name, 0)
+        return self.roster.incarnation(name)
 
     # Services
 
@@ -216,6 +223,8 @@ class ControlClient:
         phase = method.lower()
         while True:
             self._check()
+            if self._left:
+                raise ClosedError("this peer has left", phase=phase, hint="Call shutdown, and init to join again")
             left = max(deadline - time.monotonic(), 0.001)
             with self._state:
                 link, joins = self._link, self._joins
@@ -231,7 +240,7 @@ class ControlClient:
                 raise lost if isinstance(lost, PeerLostError) else PeerLostError(lost.message, phase=phase)
             with self._state:
                 left = max(deadline - time.monotonic(), 0)
-                changed = lambda joins=joins: self._joins != joins or self._failure or self._closed  # noqa: E731
+                changed = lambda joins=joins: self._joins != joins or self._failure or self._closed or self._left  # noqa: E731
                 if not self._state.wait_for(changed, left):
                     raise PeerLostError(f"no coordinator: {lost.message}", phase=phase) from lost
 
@@ -257,8 +266,8 @@ class ControlClient:
             with self._state:
                 self._joining = link
                 peer = pb.Peer(services=sorted(self._services), incarnation=self._held())
-                known = dict(self._view.known)
-            peer.MergeFrom(self._self)
+                peer.MergeFrom(self._self)
+            known = self.roster.incarnations()
             request = pb.JoinRequest(version=wire.VERSION, peer=peer, nonce=self._nonce, known=known)
             reply = link.call("Join", request, timeout=max(deadline - time.monotonic(), 0.1), phase="join")
             membership = link.membership(reply, min(max(deadline - time.monotonic(), 0.1), _HEARTBEAT_TRY_S))
@@ -301,15 +310,12 @@ class ControlClient:
                     self._rejoin()
                 elif kind == "rejoin" and (link is None or link is self._link or self._link is None):
                     self._rejoin()
-                with self._state:
-                    events = self._view.expire(time.monotonic())
-                self._deliver(events)
+                self.roster.expire(time.monotonic())
         except TensorLinkError as error:
             self._fail(error)
 
     def _next(self) -> tuple[str, Link | None, Any]:
-        with self._state:
-            deadline = self._view.next_deadline()
+        deadline = self.roster.next_deadline()
         try:
             return self._inbox.get(timeout=None if deadline is None else max(deadline - time.monotonic(), 0))
         except queue.Empty:
@@ -328,24 +334,17 @@ class ControlClient:
             return
 
     def _heard(self, reply: pb.WatchReply) -> None:
-        now = time.monotonic()
+        if reply.HasField("snapshot"):
+            peers = [wire.peer_from_pb(peer) for peer in reply.snapshot.peers]
+            grace_s = max(reply.snapshot.lease_s, _MIN_GRACE_S)
+            self.roster.snapshot(reply.snapshot.epoch, peers, now=time.monotonic(), grace_s=grace_s)
+        elif reply.change.kind == pb.Change.DOWN:
+            self.roster.hear(Gone(wire.peer_from_pb(reply.change.peer).id, reply.change.reason))
+        else:
+            self.roster.hear(Here(wire.peer_from_pb(reply.change.peer)))
         with self._state:
-            if reply.HasField("snapshot"):
-                peers = [wire.peer_from_pb(peer) for peer in reply.snapshot.peers]
-                grace_s = max(reply.snapshot.lease_s, _MIN_GRACE_S)
-                events = self._view.snapshot(reply.snapshot.epoch, peers, now=now, grace_s=grace_s)
-            elif reply.change.kind == pb.Change.DOWN:
-                events = self._view.down(wire.peer_from_pb(reply.change.peer), reply.change.reason)
-            else:
-                events = self._view.up(wire.peer_from_pb(reply.change.peer))
             self._seen_snapshot = True
             self._state.notify_all()
-        self._deliver(events)
-
-    def _deliver(self, events: list[MembershipEvent]) -> None:
-        others = [event for event in events if event.peer.name != self.name]
-        if others:
-            self._guard(self.on_change, others)
 
     def _fail(self, error: TensorLinkError) -> None:
         with self._state:

@@ -12,7 +12,7 @@ class Empty(_message.Message):
     def __init__(self) -> None: ...
 
 class Peer(_message.Message):
-    __slots__ = ("name", "incarnation", "address", "host", "pid", "services", "labels", "links")
+    __slots__ = ("name", "incarnation", "address", "host", "pid", "services", "labels", "links", "leaving")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class Peer(_message.Message):
     SERVICES_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     name: str
     incarnation: int
     address: str
@@ -36,7 +37,8 @@ class Peer(_message.Message):
     services: _containers.RepeatedScalarFieldContainer[str]
     labels: _containers.ScalarMap[str, str]
     links: bytes
-    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., services: _Optional[_Iterable[str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., links: _Optional[bytes] = ...) -> None: ...
+    leaving: bool
+    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., services: _Optional[_Iterable[str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., links: _Optional[bytes] = ..., leaving: bool = ...) -> None: ...
 
 class JoinRequest(_message.Message):
     __slots__ = ("version", "peer", "nonce", "known")
@@ -58,18 +60,20 @@ class JoinRequest(_message.Message):
     def __init__(self, version: _Optional[int] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., nonce: _Optional[bytes] = ..., known: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("incarnation", "lease_key", "lease_s", "heartbeat_address", "version")
+    __slots__ = ("incarnation", "lease_key", "lease_s", "heartbeat_address", "version", "expelled")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LEASE_KEY_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    EXPELLED_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     lease_key: bytes
     lease_s: float
     heartbeat_address: str
     version: int
-    def __init__(self, incarnation: _Optional[int] = ..., lease_key: _Optional[bytes] = ..., lease_s: _Optional[float] = ..., heartbeat_address: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
+    expelled: bool
+    def __init__(self, incarnation: _Optional[int] = ..., lease_key: _Optional[bytes] = ..., lease_s: _Optional[float] = ..., heartbeat_address: _Optional[str] = ..., version: _Optional[int] = ..., expelled: bool = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("lease_key",)
@@ -94,14 +98,16 @@ class FindRequest(_message.Message):
     def __init__(self, service: _Optional[str] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class AdvertiseRequest(_message.Message):
-    __slots__ = ("lease_key", "add", "remove")
+    __slots__ = ("lease_key", "add", "remove", "leaving")
     LEASE_KEY_FIELD_NUMBER: _ClassVar[int]
     ADD_FIELD_NUMBER: _ClassVar[int]
     REMOVE_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     lease_key: bytes
     add: _containers.RepeatedScalarFieldContainer[str]
     remove: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, lease_key: _Optional[bytes] = ..., add: _Optional[_Iterable[str]] = ..., remove: _Optional[_Iterable[str]] = ...) -> None: ...
+    leaving: bool
+    def __init__(self, lease_key: _Optional[bytes] = ..., add: _Optional[_Iterable[str]] = ..., remove: _Optional[_Iterable[str]] = ..., leaving: bool = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("version",)

@@ -230,6 +230,7 @@ class Coordinator(pb_grpc.CoordinatorServicer):
             lease_s=self._members.lease_s,
             heartbeat_address=self._heartbeat_address,
             version=wire.VERSION,
+            expelled=lease.expelled,
         )
 
     @_guarded
@@ -264,6 +265,8 @@ class Coordinator(pb_grpc.CoordinatorServicer):
             if other is not None and other is not lease:
                 await self._until_silent(other)
         self._members.advertise(lease, names, request.remove)
+        if request.leaving:
+            self._members.retire(lease)
         return pb.Empty()
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.WatchReply]:

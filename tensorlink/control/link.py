@@ -31,6 +31,8 @@ class Membership:
     heartbeat_address: str
     """`unix:PATH`, `IP:PORT` or `[IP]:PORT` of a stream socket; it answers each beat with 0 (extended) or 1 (join again)."""
     lease_s: float
+    expelled: bool = False
+    """The lease before it had run out, and others took this peer for lost."""
 
 
 def target_of(settings: Settings) -> str:
@@ -95,6 +97,8 @@ class Link:
         try:
             return getattr(self._stub, method)(request, timeout=timeout, metadata=self._metadata)
         except grpc.RpcError as error:
+            if self._closed:
+                raise ClosedError("the link was closed", phase=phase) from None
             raise self._error(error, phase) from None
         except ValueError as error:  # how gRPC says that the channel is closed
             if self._closed:
@@ -114,7 +118,7 @@ class Link:
             raise CorruptTransferError("the coordinator's answer to a join makes no sense", phase="join")
         if not address.startswith("unix:"):
             address = self._connectable(address, timeout)
-        return Membership(reply.incarnation, reply.lease_key, address, reply.lease_s)
+        return Membership(reply.incarnation, reply.lease_key, address, reply.lease_s, reply.expelled)
 
     def _connectable(self, address: str, timeout: float) -> str:
         try:

@@ -40,6 +40,8 @@ class Lease:
     expires: float
     links: bytes = b""
     last_beat: float = field(default=-math.inf)
+    expelled: bool = False
+    """The same incarnation had a lease before that ran out."""
 
 
 def _utc_us() -> int:
@@ -65,6 +67,7 @@ class Membership:
         self._by_key: dict[bytes, Lease] = {}
         self._servers: dict[str, str] = {}  # service -> name of the live peer that serves it
         self._known: dict[str, int] = {}  # highest incarnation ever heard of, by name
+        self._expelled: dict[str, int] = {}  # the last incarnation whose lease ran out, by name
 
     def __len__(self) -> int:
         return len(self._live)
@@ -127,6 +130,7 @@ class Membership:
         services = tuple(sorted({name for name in peer.services if name not in self._servers}))
         member = replace(peer, id=PeerId(peer.name, incarnation), services=services)
         lease = Lease(member, secrets.token_bytes(KEY_BYTES), nonce, self._clock() + self.lease_s, links)
+        lease.expelled = self._expelled.pop(peer.name, 0) == incarnation
         self._live[peer.name] = self._by_key[lease.key] = lease
         self._servers.update(dict.fromkeys(services, peer.name))
         self._on_change(Change("up", member))
@@ -134,10 +138,11 @@ class Membership:
 
     def _renew(self, lease: Lease, peer: PeerInfo) -> Lease:
         lease.expires = self._clock() + self.lease_s
+        lease.expelled = False
         mine = set(lease.peer.services)
         self.advertise(lease, [name for name in peer.services if self._servers.get(name, peer.name) == peer.name])
-        if mine != set(lease.peer.services) or lease.peer.address != peer.address:
-            lease.peer = replace(lease.peer, address=peer.address)
+        if mine != set(lease.peer.services) or lease.peer.address != peer.address or lease.peer.leaving != peer.leaving:
+            lease.peer = replace(lease.peer, address=peer.address, leaving=peer.leaving)
             self._on_change(Change("updated", lease.peer))
         return lease
 
@@ -178,6 +183,13 @@ class Membership:
         lease.peer = replace(lease.peer, services=tuple(sorted(after)))
         self._on_change(Change("updated", lease.peer))
 
+    def retire(self, lease: Lease) -> None:
+        """A peer will leave: what it serves is free for others. Raises: PeerLostError: the lease has ended; join again."""
+        self.advertise(lease, remove=lease.peer.services)
+        if not lease.peer.leaving:
+            lease.peer = replace(lease.peer, leaving=True)
+            self._on_change(Change("updated", lease.peer))
+
     def end(self, key: bytes, reason: str) -> bool:
         """Ends a lease: its peer left, or its process is known to be dead. False: it had ended before."""
         lease = self._by_key.get(key)
@@ -190,6 +202,7 @@ class Membership:
         """Ends every lease whose time is up."""
         now = self._clock()
         for lease in [lease for lease in self._live.values() if lease.expires <= now]:
+            self._expelled[lease.peer.name] = lease.peer.incarnation
             self._drop(lease, f"no heartbeat for {self.lease_s:g} s")
 
     def extend(self, gap_s: float) -> None:

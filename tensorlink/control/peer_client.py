@@ -113,6 +113,7 @@ class PeerClient:
             self._answered = True
             return reply
         except grpc.RpcError as error:
+            self._check(phase)
             where = f"{self.peer} at {self._route}"
             hint = None if self._answered else self._route.hint
             raise wire.error_of(error, peer=self.peer, phase=phase, where=where, hint=hint) from None

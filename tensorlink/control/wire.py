@@ -123,8 +123,8 @@ def error_of(
     if code is grpc.StatusCode.UNAVAILABLE:
         unreachable = f"{where or peer or 'the coordinator'} cannot be reached: {details}"
         return errors.PeerLostError(unreachable, peer=peer, phase=phase, hint=hint)
-    if code is grpc.StatusCode.CANCELLED:
-        return errors.ClosedError("the call was cancelled by a shutdown", peer=peer, phase=phase)
+    if code is grpc.StatusCode.CANCELLED:  # by the other side: who closes its own channel knows without asking
+        return errors.PeerLostError(f"{where or peer or 'the coordinator'} shut down meanwhile", peer=peer, phase=phase)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return errors.TransportError(f"message refused: {details}", peer=peer, phase=phase)
     return errors.TransportError(f"{code.name if code else 'failure'}: {details}", peer=peer, phase=phase)
@@ -152,6 +152,7 @@ def peer_to_pb(peer: PeerInfo, links: bytes = b"") -> pb.Peer:
         services=peer.services,
         labels=dict(peer.labels),
         links=links,
+        leaving=peer.leaving,
     )
 
 
@@ -164,4 +165,5 @@ def peer_from_pb(message: pb.Peer) -> PeerInfo:
         pid=message.pid,
         services=tuple(message.services),
         labels=dict(message.labels),
+        leaving=message.leaving,
     )

@@ -9,8 +9,9 @@ import sys
 import threading
 from typing import Any
 
-from tensorlink.control import ControlClient, Membership, MembershipEvent, PeerServer
+from tensorlink.control import ControlClient, Membership, PeerServer
 from tensorlink.errors import TensorLinkError
+from tensorlink.lifecycle import Action, Fire
 from tensorlink.settings import Settings
 
 _out = threading.Lock()
@@ -88,7 +89,7 @@ def main(name: str) -> None:
         settings,
         name=name,
         address=server.address,
-        on_change=lambda events: [said(event) for event in events] and None,
+        act=said,
         on_failed=lambda error: say(failed=type(error).__name__),
     )
     try:
@@ -116,8 +117,11 @@ def main(name: str) -> None:
     say(closed=True)
 
 
-def said(event: MembershipEvent) -> None:
-    say(event=event.kind, name=event.peer.name, incarnation=event.peer.incarnation, reason=event.reason)
+def said(actions: list[Action]) -> None:
+    for action in actions:
+        if isinstance(action, Fire):
+            kind = action.hook.removeprefix("peer_")
+            say(event=kind, name=action.info.name, incarnation=action.info.incarnation, reason=action.reason)
 
 
 def call(client: ControlClient, order: list[Any]) -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from tensorlink.control import ControlClient, PeerServer, list_peers, wire
 from tensorlink.control import control_pb2 as pb
-from tensorlink.control.view import MembershipEvent
 from tensorlink.errors import AuthenticationError, ClosedError, NameInUseError, PeerUnknownError, TensorLinkError
+from tensorlink.lifecycle import Action, Fire
 from tensorlink.settings import Settings
 from tests.control.control_processes import Member, environment, eventually
 
@@ -148,24 +148,24 @@ def test_waits_end_with_the_answer_or_the_deadline(joiner: Callable[..., Control
 def test_events_come_in_order_from_one_thread(joiner: Callable[..., ControlClient]) -> None:
     seen: list[tuple[str, str, str]] = []
 
-    def hook(events: list[MembershipEvent]) -> None:
-        seen.extend((event.kind, event.peer.name, threading.current_thread().name) for event in events)
-        raise RuntimeError("a hook that fails harms nothing")
+    def hear(actions: list[Action]) -> None:
+        hooks = [action for action in actions if isinstance(action, Fire)]
+        seen.extend((fire.hook, fire.info.name, threading.current_thread().name) for fire in hooks)
 
-    joiner("w", on_change=hook)
+    joiner("w", act=hear)
     for _ in range(3):
         one = joiner("a")
         one.leave()
         one.close()
     eventually(lambda: len(seen) == 6, "all events came")
     kinds = [kind for kind, _, _ in seen]
-    assert kinds == ["up", "down", "restarted", "down", "restarted", "down"]
+    assert kinds == ["peer_up", "peer_down", "peer_restart", "peer_down", "peer_restart", "peer_down"]
     assert {name for _, name, _ in seen} == {"a"} and len({thread for _, _, thread in seen}) == 1
 
 
 def test_a_slow_watcher_holds_nobody_up_and_catches_up(joiner: Callable[..., ControlClient]) -> None:
     gate = threading.Event()
-    slow = joiner("slow", on_change=lambda _: gate.wait(30) and None)
+    slow = joiner("slow", act=lambda _: gate.wait(30) and None)
     busy = joiner("busy")
     for i in range(1500):
         busy.advertise(f"s{i % 7}")
@@ -200,7 +200,7 @@ def test_tcp(member: Start, tcp: str) -> None:
     a.kill()
     assert "heartbeat" in b.wait(event="down", name="a")["reason"]
     assert member("a", **extra).joined() > first
-    b.wait(event="restarted", name="a")
+    b.wait(event="restart", name="a")
     assert (
         member("c", TENSORLINK_COORDINATOR=tcp, TENSORLINK_TOKEN="x").wait(error=...)["error"] == "AuthenticationError"
     )

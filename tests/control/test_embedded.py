@@ -83,7 +83,7 @@ def test_killed_coordinator_is_replaced_and_nobody_is_lost(member: Start, run_di
     assert members["c"].call("resolve", "b", 20)["incarnation"] == incarnations["b"]
     for one in members.values():
         assert one.call("peers") == ["a", "b", "c"]
-        assert not [line for line in one.lines() if line.get("event") in ("down", "restarted")]
+        assert not [line for line in one.lines() if line.get("event") in ("down", "restart")]
 
 
 def test_stale_and_foreign_files_do_not_block(member: Start, run_dir: Path) -> None:

@@ -34,7 +34,7 @@ def test_name_in_use_and_superseding(member: Start) -> None:
     began = time.monotonic()
     assert member("a").joined() > incarnation
     assert time.monotonic() - began < 4, "superseded at once, before the lease of 5 s"
-    assert watcher.wait(event="restarted", name="a")["incarnation"] > incarnation
+    assert watcher.wait(event="restart", name="a")["incarnation"] > incarnation
 
 
 def test_death_is_seen_at_once_even_if_a_forked_child_keeps_the_stream(member: Start) -> None:
@@ -116,7 +116,7 @@ def test_a_stopped_coordinator_declares_nobody_down(member: Start, run_dir: Path
     eventually(lambda: time.monotonic() - woken > 1.5, "a lease and a half passed")
     assert watcher.call("peers") == ["a", "w"]
     assert coordinator_pids(run_dir) == [pid]
-    assert not [line for line in watcher.lines() + a.lines() if line.get("event") in ("down", "restarted")]
+    assert not [line for line in watcher.lines() + a.lines() if line.get("event") in ("down", "restart")]
 
 
 def test_junk_on_the_heartbeat_socket_closes_it(member: Start, run_dir: Path) -> None:

@@ -1,14 +1,13 @@
-"""The membership table and the local view, with a clock of the test's own."""
+"""The membership table, with a clock of the test's own."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tensorlink.control.membership import Change, Lease, Membership
-from tensorlink.control.view import View
 from tensorlink.errors import NameInUseError, PeerLostError
 from tensorlink.types import PeerId, PeerInfo
 
@@ -72,6 +71,19 @@ def test_a_holder_below_a_known_incarnation_must_join_again() -> None:
     table.members.learn({"a": lease.peer.incarnation + 10})
     assert table.members.beat(lease.key) is None
     assert table.members.join(peer("a", lease.peer.incarnation), b"1").peer.incarnation > lease.peer.incarnation + 10
+
+
+def test_who_will_leave_serves_nothing_any_more() -> None:
+    table = Table()
+    a, b = table.members.join(peer("a"), b"a" * 16), table.members.join(peer("b"), b"b" * 16)
+    table.members.advertise(a, ["weights/x", "weights/y"])
+    table.members.retire(a)
+    assert (a.peer.leaving, a.peer.services) == (True, ())
+    table.members.advertise(b, ["weights/x"])
+    said = len(table.changes)
+    table.members.retire(a)
+    assert len(table.changes) == said, "it is said once"
+    assert table.members.join(peer("a"), b"a" * 16).peer.leaving is False, "a join says what is true now"
 
 
 def test_leases_run_out_unless_beaten_or_extended() -> None:
@@ -174,45 +186,3 @@ class MembershipMachine(RuleBasedStateMachine):
 
 MembershipMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestMembershipMachine = MembershipMachine.TestCase
-
-
-def told(events: list[object]) -> list[tuple[str, str, int]]:
-    return [(event.kind, event.peer.name, event.peer.incarnation) for event in events]  # type: ignore[attr-defined]
-
-
-def test_view_follows_restarts_and_ignores_echoes() -> None:
-    view = View()
-    assert told(view.snapshot(b"1", [peer("a", 1)], now=0, grace_s=5)) == [("up", "a", 1)]
-    assert told(view.up(peer("a", 1, "weights/x"))) == []
-    assert view.peers["a"].services == ("weights/x",)
-    assert told(view.up(peer("a", 2))) == [("restarted", "a", 2)]
-    assert told(view.down(peer("a", 1), "late")) == []
-    assert told(view.down(peer("a", 2), "died")) == [("down", "a", 2)]
-    assert told(view.up(peer("a", 1))) == []
-    assert told(view.up(peer("a", 2))) == [("up", "a", 2)]
-    assert told(view.down(peer("a", 2), "died")) + told(view.up(peer("a", 3))) == [
-        ("down", "a", 2),
-        ("restarted", "a", 3),
-    ]
-
-
-def test_view_gives_peers_time_to_join_a_new_coordinator() -> None:
-    view = View()
-    view.snapshot(b"1", [peer("a", 1), peer("b", 1)], now=0, grace_s=5)
-    assert view.snapshot(b"2", [], now=10, grace_s=5) == []
-    assert view.next_deadline() == 15
-    assert view.up(peer("a", 1)) == []
-    assert view.expire(14.9) == [] and sorted(view.peers) == ["a", "b"]
-    assert told(view.expire(15)) == [("down", "b", 1)]
-    assert told(view.snapshot(b"2", [], now=20, grace_s=5)) == [("down", "a", 1)]
-
-
-@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 3), st.booleans())))
-def test_view_never_goes_back(changes: list[tuple[str, int, bool]]) -> None:
-    view = View()
-    last: dict[str, int] = {}
-    for name, incarnation, up in changes:
-        events = view.up(peer(name, incarnation)) if up else view.down(peer(name, incarnation), "")
-        for event in events:
-            assert event.peer.incarnation >= last.get(name, 0)
-            last[name] = event.peer.incarnation
