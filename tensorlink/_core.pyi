@@ -122,13 +122,22 @@ class NoMessage:
 
     @property
     def lost(self) -> bool:
-        """The source that was named is down; else the time was over."""
+        """The source that was named is down."""
+
+    @property
+    def lapsed(self) -> bool:
+        """
+        A source was named, and others took this process for lost. Neither: the time was over.
+        """
 
 class Posted:
     """A receive that was posted before its message came."""
 
     @property
     def lost(self) -> bool: ...
+
+    @property
+    def lapsed(self) -> bool: ...
 
 class Stored:
     """An object in the pool, under a claim that is its user's to release."""
@@ -282,6 +291,12 @@ class Engine:
     def disconnect(self, connection: Connection) -> None: ...
 
     def set_peer(self, name: str, incarnation: int, up: bool) -> None: ...
+
+    def lapse(self) -> None:
+        """Others took this process for lost: receives that name one of them end."""
+
+    def avoid(self, name: str, incarnation: int) -> None:
+        """From now on no reader is sent to that peer."""
 
     def heartbeat(self, address: str, key: bytes, interval_s: float) -> None: ...
 
