@@ -275,8 +275,8 @@ class Peers:
         after, actions = step(before, news)
         if after != before:
             self._peers[name] = after
-        if after.state is not State.SUSPECT:
-            self._awaited.pop(name, None)
+        if isinstance(news, Here | Gone) or after.incarnation > before.incarnation:
+            self._awaited.pop(name, None)  # a connection doesn't make it a member
         return [] if name == self._me else actions
 
     def snapshot(self, epoch: bytes, members: Iterable[PeerInfo], *, now: float, grace_s: float) -> list[Action]:

@@ -163,6 +163,15 @@ def test_a_new_coordinator_is_given_time() -> None:
     assert peers.members() == []
 
 
+def test_a_connection_is_no_membership() -> None:
+    peers = Peers("me")
+    peers.snapshot(b"1", [info(1)], now=0, grace_s=5)
+    peers.snapshot(b"2", [], now=10, grace_s=5)
+    assert peers.hear(Connected(PeerId("a", 1))) == []
+    assert peers.get("a").state is State.UP
+    assert words(peers.expire(15)) == ["set_down", "peer_down"]
+
+
 def test_a_watch_that_missed_a_restart_tells_of_both() -> None:
     peers = Peers("me")
     peers.snapshot(b"1", [info(1), info(1, "b")], now=0, grace_s=5)
@@ -233,6 +242,7 @@ class LifeMachine(RuleBasedStateMachine):
             assert (peer.told is not None) == (lives and peer.info is not None) == (name in self.up)
             assert peer.told is None or peer.told.incarnation == peer.incarnation == self.up[name]
             assert self.used[name] <= ({peer.incarnation} if lives else set())
+            assert name not in self.peers._awaited or peer.info is not None
             assert self.peers.member(name) is None or peer.state is not State.DOWN
 
 
