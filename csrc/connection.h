@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "board.h"
+#include "doorbell.h"
 #include "holds.h"
 #include "inbox.h"
 
@@ -59,6 +60,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   const uint64_t serial;
   const Identity peer;
   const int pid;  // 0: on another host
+  const char* carrier() const { return pid == 0 ? "tcp" : pid == ::getpid() ? "local" : "shm"; }  // as the transports are called
   Counters counters;
 
   // ----- sending (any thread)
@@ -90,6 +92,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   virtual void credit(uint64_t frame_size) = 0;
   // Tells the sender what was received and taken, as far as it doesn't know. Called now and then.
   virtual void report() {}
+  // When it last brought a message, to a few milliseconds; 0: never.
+  int64_t heard() const { return heard_.load(std::memory_order_relaxed); }
+  void hear() { heard_.store(coarse_now_ns(), std::memory_order_relaxed); }
   // Where the peer last wrote from, if it is a processor of ours: else -1.
   virtual int producer_cpu() const { return -1; }
   // Whether messages come here, so that whoever waits for one must look.
@@ -137,6 +142,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
  private:
   std::atomic<bool> up_{true}, gone_{false};
+  std::atomic<int64_t> heard_{0};
 };
 
 }  // namespace tl

@@ -9,9 +9,10 @@
 
 namespace tl {
 
-Engine::Engine(std::string name, std::string path, Key key, uint64_t pool_bytes)
+Engine::Engine(std::string name, std::string path, Key key, uint64_t pool_bytes, const std::string& flight)
     : name_(std::move(name)),
       pid_(::getpid()),
+      flight_(std::make_shared<Flight>(name_, flight)),
       arena_(std::make_shared<Arena>(pool_bytes)),
       control_fd_(make_memfd("tensorlink-control", round_up(sizeof(Control), kPage))),
       doorbell_fd_(make_memfd("tensorlink-doorbell", kPage)),
@@ -42,6 +43,7 @@ Engine::~Engine() {
 
 void Engine::start(uint64_t incarnation) {
   incarnation_ = incarnation;
+  flight_->start(incarnation);
   watch_fd(wake_fd_.get(), EPOLLIN);
   for (Port* port : ports_) port->start();
   sigset_t all, before;
@@ -68,11 +70,20 @@ void Engine::close() {
   connections_.clear();  // a socket stays open as long as a view of its peer's memory is held
   doorbell_->wake();
   if (watchers_ > 0) signal_event();
+  flight_->close();
 }
 
 std::vector<std::shared_ptr<Connection>> Engine::connections() {
   std::lock_guard lock(list_mutex_);
   return connections_;
+}
+
+std::shared_ptr<Connection> Engine::connection(const std::string& peer) {
+  std::lock_guard lock(list_mutex_);
+  std::shared_ptr<Connection> found;
+  for (auto& connection : connections_)
+    if (connection->peer.name == peer && connection->up() && (!found || connection->heard() >= found->heard())) found = connection;
+  return found;
 }
 
 // The peer is told, and sees us go; views that we hold of its memory stay, and so does the socket under them.
@@ -191,7 +202,10 @@ bool Engine::drain(Connection& connection) {
   } catch (const Error&) {
     connection.distrust();
   }
-  if (any) last_producer_cpu_.store(connection.producer_cpu(), std::memory_order_relaxed);
+  if (any) {
+    connection.hear();
+    last_producer_cpu_.store(connection.producer_cpu(), std::memory_order_relaxed);
+  }
   if (any && !connection.pid) ring();  // some may be for threads that sleep, and a stream that one thread has emptied wakes nobody
   if (uint64_t now = inbox_.completions(); any && watchers_ > 0 && seen_completions_.exchange(now) != now) signal_event();
   return any;
@@ -302,6 +316,7 @@ void Engine::add(const std::shared_ptr<Connection>& connection, Port& port, cons
       inbox_.set_down(inbox_.source(peer.name), true);
     }
   connections_.push_back(connection);
+  flight_->note({"lane", "", peer.name, peer.incarnation, connection->carrier()}, "up");
   if (auto it = outbound_.find({peer.name, peer.incarnation}); it != outbound_.end()) it->second->down = false;
   inbox_.set_down(inbox_.source(peer.name), false);
   if (&port == tcp_.get()) any_stream_ = true;
@@ -312,6 +327,7 @@ void Engine::add(const std::shared_ptr<Connection>& connection, Port& port, cons
 }
 
 void Engine::set_peer(const Identity& peer, bool up) {
+  flight_->note({"peer", "", peer.name, peer.incarnation}, up ? "up" : "down");
   if (!up) await_rest(peer);
   {
     std::scoped_lock lock(pump_mutex_, list_mutex_);
@@ -374,6 +390,7 @@ bool Engine::reachable(const Identity& peer) {
 }
 
 void Engine::lose(const std::shared_ptr<Connection>& connection, bool gone) {
+  flight_->note({"lane", "", connection->peer.name, connection->peer.incarnation, connection->carrier()}, gone ? "gone" : "ended");
   bool last;
   {
     std::scoped_lock lock(pump_mutex_, list_mutex_);
@@ -403,6 +420,7 @@ void Engine::lose_lane(const std::shared_ptr<TcpConnection>& connection) {
     if (connection->peer_closed()) outbound(connection->peer)->down = true;
     return lose(connection, true);
   }
+  flight_->note({"lane", "", connection->peer.name, connection->peer.incarnation, connection->carrier()}, "broke", !closed());
   {
     std::scoped_lock lock(pump_mutex_, list_mutex_);
     drain_rest(*connection);

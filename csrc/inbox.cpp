@@ -93,9 +93,8 @@ void Inbox::match(std::unique_ptr<Message> message, bool front) {
     Posted& posted = **it;
     if ((posted.source != kAnySource && posted.source != message->source) || posted.tag != message->tag()) continue;
     posted.message = std::move(message);
-    posted.done = true;
+    finish(posted);
     posted_.erase(it);
-    posted_count_.fetch_sub(1, std::memory_order_relaxed);
     completions_.fetch_add(1, std::memory_order_release);
     return;
   }
@@ -108,6 +107,20 @@ void Inbox::match(std::unique_ptr<Message> message, bool front) {
     queue.push_back(std::move(message));
   }
   ++queued_;
+}
+
+// One that has its message, or never will.
+void Inbox::finish(Posted& posted) {
+  posted.done = true;
+  if (posted.operation) posted.operation->end(posted.message ? "done" : posted.lost ? "lost" : "given up");
+  posted_count_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+bool Inbox::waited(const Posted& posted, FlightRecord& record) {
+  std::lock_guard lock(mutex_);
+  if (!posted.operation) return false;
+  record = posted.operation->record();
+  return true;
 }
 
 std::unique_ptr<Message> Inbox::take(SourceId source, std::string_view tag) {
@@ -144,13 +157,19 @@ void Inbox::put_back(std::unique_ptr<Message> message) {
   match(std::move(message), true);
 }
 
-std::shared_ptr<Posted> Inbox::post(SourceId source, std::string tag) {
-  auto posted = std::make_shared<Posted>(Posted{source, std::move(tag), nullptr});
+std::shared_ptr<Posted> Inbox::post(SourceId source, std::string tag, const std::shared_ptr<Flight>& flight) {
+  auto posted = std::make_shared<Posted>();
+  posted->source = source;
+  posted->tag = std::move(tag);
   std::lock_guard lock(mutex_);
   if ((posted->done = (posted->message = take_locked(source, posted->tag)) != nullptr)) return posted;
   if (source != kAnySource && down_[source]) {
     posted->lost = posted->done = true;
     return posted;
+  }
+  if (flight) {
+    Doing doing{"recv", "message", source == kAnySource ? std::string() : names_[source], 0, "", posted->tag};
+    posted->operation = std::make_unique<Operation>(flight, doing);
   }
   posted_.push_back(posted);
   posted_count_.fetch_add(1, std::memory_order_relaxed);
@@ -165,9 +184,8 @@ bool Inbox::complete(const Posted& posted) {
 std::unique_ptr<Message> Inbox::collect(const std::shared_ptr<Posted>& posted) {
   std::lock_guard lock(mutex_);
   if (!posted->done) {
-    posted->done = true;
+    finish(*posted);
     posted_.remove(posted);
-    posted_count_.fetch_sub(1, std::memory_order_relaxed);
   }
   return std::move(posted->message);
 }
@@ -183,9 +201,9 @@ void Inbox::set_down(SourceId source, bool down) {
       ++it;
       continue;
     }
-    (*it)->lost = (*it)->done = true;
+    (*it)->lost = true;
+    finish(**it);
     it = posted_.erase(it);
-    posted_count_.fetch_sub(1, std::memory_order_relaxed);
     completions_.fetch_add(1, std::memory_order_release);
   }
 }

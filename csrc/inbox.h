@@ -15,6 +15,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "flight.h"
 #include "holds.h"
 
 namespace tl {
@@ -72,6 +73,7 @@ struct Posted {
   std::unique_ptr<Message> message;  // set once, under the inbox's lock
   bool lost = false;                 // its source went down
   bool done = false;                 // has its message, was lost, or was collected: nothing more will happen to it
+  std::unique_ptr<Operation> operation;  // of one that had to wait
 };
 
 class Inbox {
@@ -85,8 +87,11 @@ class Inbox {
   // Undoes a take: the message is again the first of its source and tag.
   void put_back(std::unique_ptr<Message> message);
 
-  std::shared_ptr<Posted> post(SourceId source, std::string tag);
+  // While it waits it is in flight, if there is a recorder.
+  std::shared_ptr<Posted> post(SourceId source, std::string tag, const std::shared_ptr<Flight>& flight = nullptr);
   bool complete(const Posted& posted);
+  // What it waited for, in a record. False: it did not have to.
+  bool waited(const Posted& posted, FlightRecord& record);
   // Takes the outcome: a message, or null when the posted receive was still waiting (it is then withdrawn).
   std::unique_ptr<Message> collect(const std::shared_ptr<Posted>& posted);
 
@@ -110,6 +115,7 @@ class Inbox {
   };
   static constexpr size_t kMaxEarly = 1024;
   void match(std::unique_ptr<Message> message, bool front);
+  void finish(Posted& posted);
   std::unique_ptr<Message> take_locked(SourceId source, std::string_view tag);
 
   std::mutex mutex_;

@@ -11,6 +11,7 @@
 
 #include "chain.h"
 #include "claims.h"
+#include "flight.h"
 #include "reads.h"
 
 namespace tl {
@@ -49,6 +50,7 @@ class ReadServer {
     std::shared_ptr<Filling> filling;              // what is being sent is still being received
     uint64_t position = 0;                         // of the next byte of the claim
     bool busy = false, ready = false;
+    std::unique_ptr<Operation> operation;          // where it is worth telling of
   };
   struct Bucket {  // of tokens; one a byte
     double bytes = 0;

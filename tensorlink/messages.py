@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
-from tensorlink import _core
+from tensorlink import _core, flight
 from tensorlink.control import ControlClient
 from tensorlink.errors import (
     ClosedError,
@@ -89,7 +89,7 @@ class Messages:
         link = self._links.fast(to)
         if link is None or link.lane is None:
             packed = _core.pack(obj)
-            return Background(lambda stop: self._send_packed(packed, to, tag, timeout, stop), "")
+            return self._background(packed, to, tag, timeout, "")
         path = link.connection.transport
         try:
             left = link.lane.send(obj, tag)
@@ -103,7 +103,14 @@ class Messages:
             except PeerLostError as lost:
                 return Finished(None, path, lost)
             left = _core.pack(obj)
-        return Background(lambda stop: self._send_packed(left, to, tag, timeout, stop), path)
+        return self._background(left, to, tag, timeout, path)
+
+    def _background(self, packed: _core.Packed, to: str, tag: str, timeout: float, path: str) -> Background:
+        def send(stop: _core.Stop) -> None:
+            with flight.doing(self._engine.flight, "send", to, "room", tag):
+                self._send_packed(packed, to, tag, timeout, stop)
+
+        return Background(send, path, self._engine.flight)
 
     def _offer_now(self, link: PeerLink, packed: _core.Packed, tag: str) -> bool:
         stored = self._store(link, packed, 0.0)
@@ -175,6 +182,7 @@ class Messages:
         self._engine.release(stored[0])
         raise TransferTimeoutError(
             f"{link.peer.name} takes no messages",
+            waited=_core.waited(),
             peer=str(link.peer),
             transport=link.connection.transport,
             phase="send",
@@ -195,8 +203,9 @@ class Messages:
                 self._engine.announce(native, descriptor)
         frame = self._engine.frame(link.peer.name, link.peer.incarnation, tag, meta, descriptor, payload)
         try:
-            self._fill_holes(link, deadline)
-            link.client.deliver(0, tag, frame, max(0.001, deadline - time.monotonic()))
+            with flight.doing(self._engine.flight, "send", link.peer.name, "answer", tag):
+                self._fill_holes(link, deadline)
+                link.client.deliver(0, tag, frame, max(0.001, deadline - time.monotonic()))
         except BaseException:
             self._holes.setdefault(link.peer, deque()).append(_core.void_frame(frame))
             if stored is not None:
@@ -230,7 +239,7 @@ class Messages:
         if type(got) is _core.Message:
             return self.open(got, out, wait_s, like, None)
         if type(got) is _core.NoMessage:
-            error = self._nothing(source, tag, lost=got.lost)
+            error = self._nothing(source, tag, lost=got.lost, waited=_core.waited)
             self._failed(error)
             raise error
         return got
@@ -284,7 +293,7 @@ class Messages:
         view = self._links.to_name(peer, timeout).connection.open(message.descriptor, timeout)
         return _looked_at(view, message, out, like, stop, timeout)
 
-    def _nothing(self, source: str | None, tag: str, *, lost: bool) -> TensorLinkError:
+    def _nothing(self, source: str | None, tag: str, *, lost: bool, waited: Callable[[], str | None]) -> TensorLinkError:
         if lost and source is not None:
             if self._engine.is_down(self._origin(source)):
                 return self._links.lost(PeerId(source, self._control.last_incarnation(source)), phase="recv")
@@ -296,13 +305,13 @@ class Messages:
             )
         what = f"no message with tag {tag!r}" if tag else "no message"
         if source is None:
-            return TransferTimeoutError(f"{what} came in time", phase="recv")
+            return TransferTimeoutError(f"{what} came in time", waited=waited(), phase="recv")
         if self._control.known(source) is None:
             try:
                 self._control.resolve(source, 0.001)
             except PeerUnknownError as error:
                 return error
-        return TransferTimeoutError(f"{what} from {source} came in time", peer=source, phase="recv")
+        return TransferTimeoutError(f"{what} from {source} came in time", waited=waited(), peer=source, phase="recv")
 
 
 class PostedReceive(Transfer):
@@ -352,13 +361,17 @@ class PostedReceive(Transfer):
         if message is None and self._engine.closed:
             return Finished(None, self.path, ClosedError("the endpoint was shut down", phase="recv"))
         if message is None:
-            return Finished(None, self.path, self._messages._nothing(self._source, self._tag, lost=self._posted.lost))
+            why = self._messages._nothing(self._source, self._tag, lost=self._posted.lost, waited=self._waited)
+            return Finished(None, self.path, why)
         try:
             wait_s = self._left()
             result = self._messages.open(message, self._out, wait_s or 0.001, self._like, self._stop)
             return Finished(result, self.path)
         except Exception as error:
             return Finished(None, self.path, error)
+
+    def _waited(self) -> str | None:
+        return flight.told(self._engine.posted_waited(self._posted))
 
     def done(self) -> bool:
         if self._outcome is None and (self._arrived() or self._left() == 0):
@@ -371,7 +384,7 @@ class PostedReceive(Transfer):
             wait_s = left if timeout is None else timeout if left < 0 else min(left, timeout)
             with contextlib.suppress(ClosedError):
                 if not self._engine.posted_wait(self._posted, wait_s) and self._left() != 0:
-                    raise TransferTimeoutError("the transfer has not ended", phase="wait")
+                    raise TransferTimeoutError("the transfer has not ended", waited=self._waited(), phase="wait")
         return self._finish().wait()
 
     def cancel(self) -> bool:

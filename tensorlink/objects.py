@@ -128,7 +128,7 @@ class Objects:
                 return Finished(self.get(ref, None, like, timeout), path)
             except Exception as error:
                 return Finished(None, path, error)
-        return Background(lambda stop: self.get(ref, out, like, timeout, stop), path)
+        return Background(lambda stop: self.get(ref, out, like, timeout, stop), path, self._engine.flight)
 
     def empty(self, shape: Sequence[int] | int, dtype: Any, device: str, like: str, timeout: float) -> Any:
         """As `Endpoint.empty`."""

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from tensorlink import _core
+from tensorlink import _core, flight
 from tensorlink.errors import TransferCancelledError, TransferTimeoutError
 
 _SLICE_S = 0.002
@@ -47,6 +47,10 @@ class Transfer(ABC):
     @abstractmethod
     def __await__(self) -> Generator[Any, None, Any]: ...
 
+    def _waited(self) -> str | None:
+        """What it waits for, in one sentence."""
+        return None
+
 
 class Finished(Transfer):
     """One that needed no time: what it gave, or what it raised."""
@@ -78,8 +82,9 @@ class Background(Transfer):
     `operation` gets the stop flag, and ends soon after it is set.
     """
 
-    def __init__(self, operation: Callable[[_core.Stop], Any], path: str) -> None:
+    def __init__(self, operation: Callable[[_core.Stop], Any], path: str, recorder: _core.Flight) -> None:
         self.path = path
+        self._flight = recorder
         self._stop = _core.Stop()
         self._operation: Callable[[_core.Stop], Any] | None = operation
         self._ended = threading.Event()
@@ -87,7 +92,8 @@ class Background(Transfer):
         self._wakers: list[Callable[[], None]] = []
         self._result: Any = None
         self._error: BaseException | None = None
-        threading.Thread(target=self._run, name="tensorlink-transfer", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="tensorlink-transfer", daemon=True)
+        self._thread.start()
 
     def _run(self) -> None:
         assert self._operation is not None
@@ -105,9 +111,12 @@ class Background(Transfer):
     def done(self) -> bool:
         return self._ended.is_set()
 
+    def _waited(self) -> str | None:
+        return flight.told(self._flight.find(self._thread.native_id or 0))
+
     def wait(self, timeout: float | None = None) -> Any:
         if not self._ended.wait(timeout):
-            raise TransferTimeoutError("the transfer has not ended", phase="wait")
+            raise TransferTimeoutError("the transfer has not ended", waited=self._waited(), phase="wait")
         if self._error is not None:
             raise self._error
         return self._result
@@ -215,6 +224,7 @@ def wait(transfers: Sequence[Transfer], *, timeout: float | None, any: bool = Fa
             return [transfer for transfer in transfers if transfer not in pending]
         left = _SLICE_S if deadline is None else min(deadline - time.monotonic(), _SLICE_S)
         if left <= 0:
-            raise TransferTimeoutError(f"{len(pending)} of {len(transfers)} transfers have not ended", phase="wait")
+            what = f"{len(pending)} of {len(transfers)} transfers have not ended"
+            raise TransferTimeoutError(what, waited=pending[0]._waited(), phase="wait")
         with contextlib.suppress(Exception):
             pending[0].wait(left)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 RANKS = {
     "errors": 0,
     "_core": 0,
+    "flight": 1,
     "protocol": 1,
     "network": 1,
     "types": 2,

@@ -10,6 +10,7 @@
 #include "descriptor.h"
 #include "python/bind.h"
 #include "python/codec.h"
+#include "python/waited.h"
 #include "python/store.h"
 #include "python/views.h"
 #include "python/wait.h"
@@ -53,6 +54,7 @@ void translate(const std::exception_ptr& pointer, void*) {
   } catch (const Error& error) {
     nb::object type = nb::module_::import_("tensorlink.errors").attr(error_name(error.fault));
     nb::object value = type(error.what());
+    if (error.fault == Fault::timeout) value.attr("waited") = waited();
     if (error.fault == Fault::transport) value.attr("code") = error.code;
     PyErr_SetObject(type.ptr(), value.ptr());
   }
@@ -73,6 +75,16 @@ nb::object fill_message(const Message& message, nb::handle out, Stop* stop, doub
   return nb::steal(fill_from(message.meta(), &extent, 1, out.ptr(), {stop, timeout_s}));
 }
 
+// With what is known of the connection to the peer.
+Doing on_lane(Engine& engine, Doing doing) {
+  auto connection = engine.connection(doing.peer);
+  if (!connection) return doing;
+  doing.incarnation = connection->peer.incarnation;
+  doing.transport = connection->carrier();
+  doing.news_ns = connection->heard();
+  return doing;
+}
+
 struct NoMessage {
   bool lost;
 };
@@ -91,7 +103,11 @@ Received receive(Engine& engine, SourceId source, std::string_view tag, double t
     result.message = inbox.take(source, tag);
     return result.message || (result.lost = inbox.is_down(source) || inbox.downs(source) != downs);
   };
-  wait_for(engine, ready, deadline_of(timeout_s));
+  auto describe = [&] {
+    Doing doing{"recv", "message", source == kAnySource ? std::string() : inbox.name(source), 0, "", std::string(tag)};
+    return on_lane(engine, std::move(doing));
+  };
+  wait_for(engine, ready, deadline_of(timeout_s), describe);
   return result;
 }
 
@@ -157,9 +173,16 @@ nb::object send_object(Connection& connection, nb::handle object, nb::str tag) {
   return nb::cast(std::move(packed));
 }
 
+// False: the receiver did not take what came before in time.
+bool send_when_taken(Engine& engine, Connection& connection, const Connection::Outgoing& message, double timeout_s) {
+  auto describe = [&] {
+    return Doing{"send", "credit", connection.peer.name, connection.peer.incarnation, connection.carrier(), std::string(message.tag), 0, connection.heard()};
+  };
+  return wait_for(engine, [&] { return connection.try_send(message); }, deadline_of(timeout_s), describe);
+}
+
 bool send_packed(Engine& engine, Connection& connection, const Packed& packed, const std::string& tag, double timeout_s) {
-  auto message = outgoing(packed, tag);
-  return wait_for(engine, [&] { return connection.try_send(message); }, deadline_of(timeout_s));
+  return send_when_taken(engine, connection, outgoing(packed, tag), timeout_s);
 }
 
 void announce(Engine& engine, Connection& connection, nb::bytes descriptor) {
@@ -169,7 +192,7 @@ void announce(Engine& engine, Connection& connection, nb::bytes descriptor) {
 bool send_offer(Engine& engine, Connection& connection, nb::bytes descriptor, nb::bytes meta, const std::string& tag, double timeout_s) {
   announce(engine, connection, descriptor);
   Connection::Outgoing message{tag, text(meta), text(descriptor)};
-  return wait_for(engine, [&] { return connection.try_send(message); }, deadline_of(timeout_s));
+  return send_when_taken(engine, connection, message, timeout_s);
 }
 
 nb::object read_board(const Connection& connection, const std::string& name) {
@@ -182,7 +205,8 @@ nb::object read_board(const Connection& connection, const std::string& name) {
 bool wait_board(Engine& engine, Connection& connection, const std::string& name, uint64_t version, double timeout_s) {
   Notice notice;
   auto ready = [&] { return (connection.notice(name, notice) && notice.version >= version) || !connection.up(); };
-  return wait_for(engine, ready, deadline_of(timeout_s));
+  auto describe = [&] { return Doing{"pull", "version", connection.peer.name, connection.peer.incarnation, connection.carrier(), name}; };
+  return wait_for(engine, ready, deadline_of(timeout_s), describe);
 }
 
 nb::dict counters(const Connection& connection) {
@@ -274,7 +298,7 @@ nb::dict usage(Engine& engine) {
 }
 
 nb::object empty_array(Engine& engine, uint64_t nbytes, double timeout_s) {
-  auto block = allocate(engine, nbytes, timeout_s);
+  auto block = allocate(engine, nbytes, timeout_s, "empty");
   if (!block) return nb::none();
   {
     nb::gil_scoped_release released;
@@ -327,11 +351,16 @@ void bind_traffic(Class& engine) {
       .def("is_down", [](Engine& e, SourceId source) { return e.inbox().is_down(source); }, "source"_a)
       .def("source_name", [](Engine& e, SourceId id) { return e.inbox().name(id); }, "source"_a)
       .def("put_back", [](Engine& e, Message& m) { e.inbox().put_back(std::make_unique<Message>(std::move(m))); }, "message"_a)
-      .def("post", [](Engine& e, SourceId source, const std::string& tag) { return e.inbox().post(source, tag); }, "source"_a, "tag"_a)
+      .def("post", [](Engine& e, SourceId source, const std::string& tag) { return e.inbox().post(source, tag, e.flight()); }, "source"_a, "tag"_a)
       .def("posted_done", [](Engine& e, const std::shared_ptr<Posted>& p) { return e.pump(), e.inbox().complete(*p); }, "posted"_a)
       .def("posted_wait", [](Engine& e, const std::shared_ptr<Posted>& p, double timeout_s) {
-        return wait_for(e, [&] { return e.inbox().complete(*p); }, deadline_of(timeout_s));
+        return wait_for(e, [&] { return e.inbox().complete(*p); }, deadline_of(timeout_s));  // it is in flight since it was posted
       }, "posted"_a, "timeout_s"_a)
+      .def("posted_waited", [](Engine& e, const std::shared_ptr<Posted>& p) -> nb::object {
+        FlightRecord record;
+        if (!e.inbox().waited(*p, record)) return nb::none();
+        return nb::bytes(reinterpret_cast<const char*>(&record), sizeof record);
+      }, nb::sig("def posted_waited(self, posted: Posted) -> bytes | None"), "posted"_a, "What it waits for, to the flight recorder.")
       .def("posted_collect", [](Engine& e, const std::shared_ptr<Posted>& p) { return e.inbox().collect(p); }, "posted"_a,
            "Its message, or None: it was still waiting (and is withdrawn), or its source is down.")
       .def("send_packed", send_packed, "connection"_a, "packed"_a, "tag"_a, "timeout_s"_a, "False: no room before the deadline.")
@@ -364,12 +393,13 @@ void bind_engine(nb::module_& module) {
   bind_views(module);
   nb::class_<Engine> engine(module, "Engine", "Pool, connections and messages of one endpoint.");
   engine
-      .def("__init__", [](Engine* self, std::string name, std::string path, nb::bytes key, uint64_t pool_bytes) {
-        new (self) Engine(std::move(name), std::move(path), to_key(key), pool_bytes);
-      }, "name"_a, "path"_a, "key"_a, "pool_bytes"_a)
+      .def("__init__", [](Engine* self, std::string name, std::string path, nb::bytes key, uint64_t pool_bytes, const std::string& flight) {
+        new (self) Engine(std::move(name), std::move(path), to_key(key), pool_bytes, flight);
+      }, "name"_a, "path"_a, "key"_a, "pool_bytes"_a, "flight"_a = "")
       .def("start", &Engine::start, "incarnation"_a)
       .def("close", &Engine::close, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("closed", &Engine::closed)
+      .def_prop_ro("flight", [](Engine& e) { return e.flight(); }, "Its flight recorder.")
       .def("connect", [](Engine& e, const std::string& path, nb::bytes key, const std::string& name, uint64_t incarnation, double timeout_s) {
         Key k = to_key(key);
         nb::gil_scoped_release released;

@@ -10,8 +10,8 @@ namespace tl::python {
 // Frames up to this size carry their payload; larger objects are offered from the pool.
 constexpr uint64_t kEagerLimit = 32u << 10;
 
-// Waits for room while readers may still make some; null: none before the deadline.
-std::shared_ptr<Block> allocate(Engine& engine, uint64_t nbytes, double timeout_s);
+// Waits for room while readers may still make some; null: none before the deadline. `what` wants it, to the flight recorder.
+std::shared_ptr<Block> allocate(Engine& engine, uint64_t nbytes, double timeout_s, const char* what);
 
 // (claim, descriptor, meta beside it), or None. `reads` and `ttl_s`: 0: no limit; `reader`: of a connection, 0: anyone.
 // `checksum`: also where the engine doesn't make one for all.
