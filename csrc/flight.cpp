@@ -43,9 +43,14 @@ uint32_t thread_id() {
 }
 
 template <size_t N>
+void fill(char (&empty)[N], std::string_view text) {
+  std::memcpy(empty, text.data(), std::min(N, text.size()));
+}
+
+template <size_t N>
 void set(char (&field)[N], std::string_view text) {
   std::memset(field, 0, N);
-  std::memcpy(field, text.data(), std::min(N, text.size()));
+  fill(field, text);
 }
 
 uint64_t start_ticks() {
@@ -66,11 +71,11 @@ thread_local int64_t last_ended = 0;
 }  // namespace
 
 FlightRecord::FlightRecord(const Doing& doing) : since_ns(now_ns()), news_ns(doing.news_ns), total(doing.total), incarnation(doing.incarnation), thread(thread_id()) {
-  set(what, doing.what);
-  set(transport, doing.transport);
-  set(phase, doing.phase);
-  set(peer, doing.peer);
-  set(note, doing.note);
+  fill(what, doing.what);
+  fill(transport, doing.transport);
+  fill(phase, doing.phase);
+  fill(peer, doing.peer);
+  fill(note, doing.note);
 }
 
 void FlightRecord::change(const Doing& doing) {
@@ -83,11 +88,14 @@ void FlightRecord::change(const Doing& doing) {
 }
 
 void FlightSlot::write(const FlightRecord& record, uint64_t sequence) {
-  uint64_t copy[kWords];
-  std::memcpy(copy, &record, sizeof copy);
   words[0].store(kWriting, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
-  for (size_t i = 1; i < kWords; ++i) words[i].store(copy[i], std::memory_order_relaxed);
+  const char* from = reinterpret_cast<const char*>(&record);
+  for (size_t i = 1; i < kWords; ++i) {
+    uint64_t word;
+    std::memcpy(&word, from + 8 * i, 8);
+    words[i].store(word, std::memory_order_relaxed);
+  }
   words[0].store(sequence, std::memory_order_release);
 }
 

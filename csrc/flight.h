@@ -3,7 +3,8 @@
 // The file has a fixed size: a header, a table of the operations in flight, and a ring of events. Both hold records of one form,
 // which say in words what happened, so that a reader needs no table of numbers. Whoever writes a record marks it first, and gives
 // it a number that was never used before when it is whole: a reader that sees one number before and after has seen one record.
-// No lock and no system call: events cost some ten nanoseconds, operations twice that, and nothing is written where nobody waits.
+// No lock and no system call: an event costs one look at the clock and some ten nanoseconds, and where nobody has to sleep nothing is
+// written.
 //
 // Where there is no file, because nobody wants one or none can be made, all is the same in memory of the process alone: errors
 // tell what was being waited for from the same table. A forked child gets empty memory in its place.

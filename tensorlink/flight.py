@@ -33,7 +33,7 @@ _MAGIC = b"TLFLIGHT"
 _VERSION = 1
 _HEADER = struct.Struct("<8s6IQqqQQqQQQ40s808s")
 _RECORD = struct.Struct("<QqqQQQII12s20s8s16s48s96s")
-_UNWHOLE = (bytes(8), b"\xff" * 8)  # the numbers of a record that is empty, and of one that was being written
+_UNWHOLE = (b"\0" * 8, b"\xff" * 8)  # the numbers of a record that is empty, and of one that was being written
 _MAX_NS = 1 << 62
 _ATTEMPTS = 3
 
@@ -147,7 +147,7 @@ class Record:
         return f"{_PHASES.get(self.phase, self.phase)}{note}".strip()
 
     def told(self, now: float) -> str:
-        """It in one sentence, at the time `now`: `waited 5.0 s for bytes of 'b' over tcp: 12.0 of 64.0 MiB; last news 4.9 s ago`."""
+        """In one sentence, at the time `now`: `waited 5.0 s for bytes of 'b' over tcp: 12.0 of 64.0 MiB; last news 4.9 s ago`."""
         whom = f" of '{self.peer}'" if self.peer else ""
         over = f" over {self.transport}" if self.transport else ""
         progress = f": {self.progress}" if self.progress else ""
@@ -368,7 +368,7 @@ def circles(flights: Iterable[Flight]) -> list[list[str]]:
 def told(record: bytes | None) -> str | None:
     """What a record of this process says, in one sentence."""
     parsed = _record(record) if record else None
-    return parsed and parsed.told(time.monotonic())
+    return None if parsed is None else parsed.told(time.monotonic())
 
 
 def _bytes(done: int, total: int) -> str:
@@ -401,7 +401,6 @@ def doing(flight: _core.Flight, what: str, peer: str, phase: str, note: str = ""
         raise
     finally:
         span.end()
-
 
 
 def record(flight: _core.Flight, error: TensorLinkError) -> None:

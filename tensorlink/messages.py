@@ -293,7 +293,9 @@ class Messages:
         view = self._links.to_name(peer, timeout).connection.open(message.descriptor, timeout)
         return _looked_at(view, message, out, like, stop, timeout)
 
-    def _nothing(self, source: str | None, tag: str, *, lost: bool, waited: Callable[[], str | None]) -> TensorLinkError:
+    def _nothing(
+        self, source: str | None, tag: str, *, lost: bool, waited: Callable[[], str | None]
+    ) -> TensorLinkError:
         if lost and source is not None:
             if self._engine.is_down(self._origin(source)):
                 return self._links.lost(PeerId(source, self._control.last_incarnation(source)), phase="recv")

@@ -94,7 +94,9 @@ def _state(one: Flight) -> str:
 
 def _print(console: Console, one: Flight, events: int) -> None:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.now + one.wall))
-    console.print(f"[bold]{escape(one.name)}[/bold]#{one.incarnation}, pid {one.pid}, {_state(one)}; at {when}", highlight=False)
+    console.print(
+        f"[bold]{escape(one.name)}[/bold]#{one.incarnation}, pid {one.pid}, {_state(one)}; at {when}", highlight=False
+    )
     if one.operations:
         console.print(_waits(one))
     else:
