@@ -194,7 +194,7 @@ void Flight::failed(const Doing& doing, std::string_view error, bool late) {
   const std::string peer(record.peer, ::strnlen(record.peer, sizeof record.peer));
   const bool ours = Activity::latest(record) && (current_operation || now - last_ended < kJust) &&
                     (peer.empty() || peer == std::string(record.peer, ::strnlen(record.peer, sizeof record.peer)));
-  if (ours && record.outcome[0]) return;  // it was told when the operation ended
+  if (ours && record.failed) return;  // it was told when the operation ended
   if (late && ours && now - record.since_ns < kLook) return;
   if (!ours) record = FlightRecord(doing);
   set(record.outcome, error);
@@ -270,14 +270,15 @@ void Activity::begin(const Doing& doing) {
 
 bool Activity::here() const { return !operation_ || thread_ == thread_id(); }
 
-void Activity::fail(std::string_view outcome) {
+void Activity::turned_out(std::string_view outcome, bool failed) {
   outcome_ = outcome;
+  failed_ = failed;
 }
 
 Activity::~Activity() {
   if (!own_) return;
   current_operation = nullptr;
-  last_ended = own_->end(outcome_, !outcome_.empty());
+  last_ended = own_->end(outcome_, failed_);
   last_record = own_->record();
 }
 

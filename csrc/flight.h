@@ -153,7 +153,7 @@ class Activity {
   bool begun() const { return operation_ != nullptr; }
   void begin(const Doing& doing);  // the first time; later: change()
   Operation* operator->() { return operation_; }
-  void fail(std::string_view outcome);  // it ends with this
+  void turned_out(std::string_view outcome, bool failed);  // how it ends
   bool here() const;  // whether it began on this thread, and so may end here
 
   // What the thread does, or did last. False: nothing yet.
@@ -166,6 +166,7 @@ class Activity {
   std::optional<Operation> own_;
   Operation* operation_ = nullptr;
   std::string outcome_;
+  bool failed_ = false;
   uint32_t thread_ = 0;
 };
 

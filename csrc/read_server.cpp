@@ -193,7 +193,7 @@ void ReadServer::answer(Stream& stream, const ReadRequest& request, std::string_
   stream.head += body;
   stream.at = 0, stream.offset = 0, stream.busy = true;
   if (body.empty() && reply.nbytes >= Flight::kLarge) {
-    Doing doing{"serve", "bytes", stream.peer.name, stream.peer.incarnation, "tcp", {}, request.skip + reply.nbytes};
+    Doing doing{"serve", "taking", stream.peer.name, stream.peer.incarnation, "tcp", {}, request.skip + reply.nbytes};
     stream.operation = std::make_unique<Operation>(engine_.flight(), doing);
   }
   ++lent_;

@@ -80,7 +80,7 @@ def waited() -> str | None:
 class Span:
     """An operation in flight that Python told of."""
 
-    def end(self, outcome: str = '') -> None:
+    def end(self, outcome: str, failed: bool) -> None:
         """On its own thread; idempotent."""
 
 class Flight:

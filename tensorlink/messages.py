@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
-from tensorlink import _core, flight
+from tensorlink import _core, flight, recording
 from tensorlink.control import ControlClient
 from tensorlink.errors import (
     ClosedError,
@@ -373,7 +373,7 @@ class PostedReceive(Transfer):
             return Finished(None, self.path, error)
 
     def _waited(self) -> str | None:
-        return flight.told(self._engine.posted_waited(self._posted))
+        return recording.told(self._engine.posted_waited(self._posted))
 
     def done(self) -> bool:
         if self._outcome is None and (self._arrived() or self._left() == 0):

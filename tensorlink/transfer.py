@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from tensorlink import _core, flight
+from tensorlink import _core, recording
 from tensorlink.errors import TransferCancelledError, TransferTimeoutError
 
 _SLICE_S = 0.002
@@ -112,7 +112,7 @@ class Background(Transfer):
         return self._ended.is_set()
 
     def _waited(self) -> str | None:
-        return flight.told(self._flight.find(self._thread.native_id or 0))
+        return recording.told(self._flight.find(self._thread.native_id or 0))
 
     def wait(self, timeout: float | None = None) -> Any:
         if not self._ended.wait(timeout):

@@ -20,7 +20,6 @@ nb::bytes to_bytes(const FlightRecord& record) { return nb::bytes(reinterpret_ca
 // An activity that Python begins and ends: what it waits for is a chain of calls.
 struct Span {
   std::unique_ptr<Activity> activity;
-  std::string what;
   ~Span() {
     if (activity && !activity->here()) [[maybe_unused]] Activity* stays = activity.release();  // its thread may still refer to it
   }
@@ -32,9 +31,9 @@ std::unique_ptr<Span> begin(const std::shared_ptr<Flight>& flight, const std::st
   return span;
 }
 
-void end(Span& span, const std::string& outcome) {
+void end(Span& span, const std::string& outcome, bool failed) {
   if (!span.activity || !span.activity->here()) return;
-  if (!outcome.empty()) span.activity->fail(outcome);
+  span.activity->turned_out(outcome, failed);
   span.activity.reset();
 }
 
@@ -53,13 +52,13 @@ void failed(Flight& flight, const std::string& phase, const std::string& error, 
 nb::object waited() {
   FlightRecord record;
   if (!Activity::latest(record)) return nb::none();
-  return nb::module_::import_("tensorlink.flight").attr("told")(to_bytes(record));
+  return nb::module_::import_("tensorlink.recording").attr("told")(to_bytes(record));
 }
 
 void bind_flight(nb::module_& module) {
   module.def("waited", waited, nb::sig("def waited() -> str | None"),
              "What this thread waits for, or waited for last, in one sentence.");
-  nb::class_<Span>(module, "Span", "An operation in flight that Python told of.").def("end", end, "outcome"_a = "", "On its own thread; idempotent.");
+  nb::class_<Span>(module, "Span", "An operation in flight that Python told of.").def("end", end, "outcome"_a, "failed"_a, "On its own thread; idempotent.");
   nb::class_<Flight>(module, "Flight", "The flight recorder of an endpoint. From any thread; never blocks.")
       .def_prop_ro("path", &Flight::path, "Its file; empty: there is none.")
       .def_prop_ro("error", &Flight::error, "Why there is no file, if one was wanted.")

@@ -42,7 +42,7 @@ bool wait_for(Engine& engine, Ready ready, int64_t deadline_ns, Describe describ
     if (done) return true;
     if (engine.closed()) throw Error(Fault::closed, "the endpoint was shut down");
     if (now_ns() >= deadline_ns) {
-      if (deadline_ns - began >= Flight::kLook) activity.fail("timeout");
+      if (deadline_ns - began >= Flight::kLook) activity.turned_out("timeout", true);
       return false;
     }
   }

@@ -1,4 +1,4 @@
-// The flight recorder, as Python sees it: records are bytes, which tensorlink/flight.py reads.
+// The flight recorder, as Python sees it: records are bytes, which tensorlink/recording.py reads.
 #pragma once
 #include <nanobind/nanobind.h>
 

@@ -15,8 +15,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from tensorlink import flight as recorder
+from tensorlink import recording
 from tensorlink.errors import CorruptTransferError
-from tensorlink.flight import Flight, Record, duration
+from tensorlink.recording import Flight, Record, duration
 from tensorlink.settings import Settings
 
 _COLORS = {"alive": "green", "silent": "yellow", "died": "red", "left": "dim"}
@@ -37,7 +38,7 @@ def flight(
     console = Console()
     if target is None:
         console.print(_overview(found))
-        for circle in recorder.circles(found):
+        for circle in recording.circles(found):
             names = " for ".join(escape(name) for name in [*circle, circle[0]])
             console.print(f"[red]They wait for each other:[/red] {names}", highlight=False)
         return
@@ -49,14 +50,14 @@ def _find(target: str | None) -> list[Flight]:
     """Raises: ValueError: there is no such file, or none of that process."""
     if target is not None and not target.isdecimal():
         try:
-            return [recorder.read(Path(target))]
+            return [recording.read(Path(target))]
         except OSError as error:
             raise ValueError(f"cannot read {target}: {error.strerror}") from None
     directory = _directory()
     found = []
     for path in recorder.files(directory, None if target is None else int(target)):
         try:
-            found.append(recorder.read(path))
+            found.append(recording.read(path))
         except (CorruptTransferError, OSError):  # of another version, or it has just gone
             continue
     if not found and target is not None:

@@ -8,7 +8,7 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Sequence
 
-from tensorlink import _core, flight
+from tensorlink import _core, recording
 from tensorlink.errors import (
     AuthenticationError,
     ClosedError,
@@ -66,7 +66,7 @@ class EngineFetch:
     def wait(self, timeout: float) -> None:
         self._thread.join(max(timeout, 0.0))
         if self._thread.is_alive():
-            waited = flight.told(self._connection.flight.find(self._thread.native_id or 0))
+            waited = recording.told(self._connection.flight.find(self._thread.native_id or 0))
             self.cancel()
             if isinstance(self._error, TransferCancelledError):
                 self._error = TransferTimeoutError(
