@@ -296,32 +296,37 @@ class WeightSubscriber:
     def _pull(self, min_version: int | None, timeout: float | None, stream: bool, stop: _core.Stop | None) -> int:
         limit = _Limit(timeout, stop, self._check)
         began = time.perf_counter()
-        waited = False
         while not self._lock.acquire(timeout=limit.slice()):
             limit.check(lambda: "another pull of this subscriber has not ended")
-        waiting = contextlib.ExitStack()
         try:
-            while True:
-                source = self._find(limit, restart_ends=waited and min_version is not None)
-                try:
-                    version = self._attempt(source, min_version, limit, stream, began)
-                except (PeerLostError, TransportError) as error:
-                    broken = isinstance(error, TransportError) or not source.connection.up
-                    self._lose(source, broken=broken, restart_ends=min_version is not None)
-                    continue
-                if version is not None:
-                    return version
-                if not waited:
-                    waiting.enter_context(self._doing(source.peer.name, "version"))
-                waited = True
-                limit.check(lambda: self._late(source, min_version))  # noqa: B023
+            with contextlib.ExitStack() as waiting:
+                return self._follow(min_version, limit, stream, began, waiting)
         except TensorLinkError as error:
             error.phase = error.phase or "pull"
             self._endpoint._report(error)
             raise
         finally:
-            waiting.close()
             self._lock.release()
+
+    def _follow(
+        self, min_version: int | None, limit: _Limit, stream: bool, began: float, waiting: contextlib.ExitStack
+    ) -> int:
+        """The version that `into` then holds. From the first time that it has to wait it is in flight, until `waiting` ends."""
+        waited = False
+        while True:
+            source = self._find(limit, restart_ends=waited and min_version is not None)
+            try:
+                version = self._attempt(source, min_version, limit, stream, began)
+            except (PeerLostError, TransportError) as error:
+                broken = isinstance(error, TransportError) or not source.connection.up
+                self._lose(source, broken=broken, restart_ends=min_version is not None)
+                continue
+            if version is not None:
+                return version
+            if not waited:
+                waiting.enter_context(self._doing(source.peer.name, "version"))
+            waited = True
+            limit.check(lambda: self._late(source, min_version))  # noqa: B023
 
     def _doing(self, peer: str, phase: str) -> contextlib.AbstractContextManager[None]:
         return flight.doing(self._endpoint._engine.flight, "pull", peer, phase, self.name)

@@ -22,7 +22,7 @@ bool in_main_thread() { return ::syscall(SYS_gettid) == ::getpid(); }
 }  // namespace
 
 RemoteView::RemoteView(Engine& engine, const std::shared_ptr<TcpConnection>& connection, Descriptor descriptor)
-    : View(engine, connection, std::move(descriptor)), engine_(engine), tcp_(connection) {}
+    : View(engine, connection, std::move(descriptor)), tcp_(connection) {}
 
 RemoteView::~RemoteView() {
   if (relay_.descriptor.claim) engine_.release(relay_.descriptor.claim);

@@ -34,7 +34,7 @@ std::unique_ptr<View> View::open(Engine& engine, const std::shared_ptr<Connectio
 }
 
 View::View(Engine& engine, const std::shared_ptr<Connection>& connection, Descriptor descriptor)
-    : flight_(engine.flight()), connection_(connection), descriptor_(std::move(descriptor)) {
+    : engine_(engine), connection_(connection), descriptor_(std::move(descriptor)) {
   for (size_t i = 0; i < descriptor_.payload_count(); ++i) nbytes_ += descriptor_.extents[i].nbytes;
 }
 
@@ -63,7 +63,7 @@ void View::read() {
 
 PyObject* View::fill(std::string_view beside, PyObject* out, const Limit& limit) {
   const std::vector<Extent>& spans = payload(limit);
-  Activity activity(flight_);
+  Activity activity(engine_.flight());
   copying(activity);
   PyObject* result = fill_from(meta(beside, limit), spans.data(), spans.size(), out, limit);
   read();
@@ -72,7 +72,7 @@ PyObject* View::fill(std::string_view beside, PyObject* out, const Limit& limit)
 
 void View::refill(Refill& target, bool through, const Limit& limit) {
   const std::vector<Extent>& spans = payload(limit);
-  Activity activity(flight_);
+  Activity activity(engine_.flight());
   copying(activity);
   target.run(spans, through ? limit : Limit{});
   read();
@@ -81,7 +81,7 @@ void View::refill(Refill& target, bool through, const Limit& limit) {
 void View::copy_to(uintptr_t address, const Limit& limit) {
   constexpr uint64_t kPiece = 8u << 20;
   const std::vector<Extent>& spans = payload(limit);
-  Activity activity(flight_);
+  Activity activity(engine_.flight());
   copying(activity);
   nb::gil_scoped_release released;
   char* to = reinterpret_cast<char*>(address);

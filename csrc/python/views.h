@@ -45,7 +45,7 @@ class View {
   void verify(const std::vector<Extent>& spans, std::string_view meta) const;
   void read();
 
-  std::shared_ptr<Flight> flight_;
+  Engine& engine_;
   std::shared_ptr<Connection> connection_;
   Descriptor descriptor_;  // `counted`: and not yet acknowledged
   uint64_t nbytes_ = 0;
