@@ -9,8 +9,9 @@
 #include <string>
 #include <string_view>
 
+#include <unistd.h>
+
 #include "board.h"
-#include "doorbell.h"
 #include "holds.h"
 #include "inbox.h"
 
@@ -92,9 +93,13 @@ class Connection : public std::enable_shared_from_this<Connection> {
   virtual void credit(uint64_t frame_size) = 0;
   // Tells the sender what was received and taken, as far as it doesn't know. Called now and then.
   virtual void report() {}
-  // When it last brought a message, to a few milliseconds; 0: never.
-  int64_t heard() const { return heard_.load(std::memory_order_relaxed); }
-  void hear() { heard_.store(coarse_now_ns(), std::memory_order_relaxed); }
+  // When it last brought a message, as far as those know who asked before; 0: never. Somebody asks each second, so that messages
+  // themselves need no look at the clock.
+  int64_t heard(int64_t now) {
+    uint64_t count = counters.messages_received.load(std::memory_order_relaxed);
+    if (counted_.exchange(count, std::memory_order_relaxed) != count) heard_.store(now, std::memory_order_relaxed);
+    return heard_.load(std::memory_order_relaxed);
+  }
   // Where the peer last wrote from, if it is a processor of ours: else -1.
   virtual int producer_cpu() const { return -1; }
   // Whether messages come here, so that whoever waits for one must look.
@@ -142,6 +147,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
  private:
   std::atomic<bool> up_{true}, gone_{false};
+  std::atomic<uint64_t> counted_{0};
   std::atomic<int64_t> heard_{0};
 };
 

@@ -22,13 +22,6 @@ inline int64_t now_ns() {
   return int64_t(t.tv_sec) * 1'000'000'000 + t.tv_nsec;
 }
 
-// The same clock, as it was at the last tick: a quarter of the price.
-inline int64_t coarse_now_ns() {
-  timespec t;
-  ::clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
-  return int64_t(t.tv_sec) * 1'000'000'000 + t.tv_nsec;
-}
-
 inline void cpu_relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();

@@ -80,10 +80,21 @@ std::vector<std::shared_ptr<Connection>> Engine::connections() {
 
 std::shared_ptr<Connection> Engine::connection(const std::string& peer) {
   std::lock_guard lock(list_mutex_);
+  const int64_t now = now_ns();
   std::shared_ptr<Connection> found;
   for (auto& connection : connections_)
-    if (connection->peer.name == peer && connection->up() && (!found || connection->heard() >= found->heard())) found = connection;
+    if (connection->peer.name == peer && connection->up() && (!found || connection->heard(now) >= found->heard(now))) found = connection;
   return found;
+}
+
+// What a crash would leave unsaid.
+void Engine::beat(int64_t now) {
+  constexpr int64_t kListen = 500'000'000;
+  flight_->beat(now);
+  if (now - last_listened_ < kListen) return;
+  last_listened_ = now;
+  std::lock_guard lock(list_mutex_);
+  for (auto& connection : connections_) connection->heard(now);
 }
 
 // The peer is told, and sees us go; views that we hold of its memory stay, and so does the socket under them.
@@ -202,10 +213,7 @@ bool Engine::drain(Connection& connection) {
   } catch (const Error&) {
     connection.distrust();
   }
-  if (any) {
-    connection.hear();
-    last_producer_cpu_.store(connection.producer_cpu(), std::memory_order_relaxed);
-  }
+  if (any) last_producer_cpu_.store(connection.producer_cpu(), std::memory_order_relaxed);
   if (any && !connection.pid) ring();  // some may be for threads that sleep, and a stream that one thread has emptied wakes nobody
   if (uint64_t now = inbox_.completions(); any && watchers_ > 0 && seen_completions_.exchange(now) != now) signal_event();
   return any;

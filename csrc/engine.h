@@ -170,6 +170,7 @@ class Engine {
 
   void run();
   int64_t on_tick(int64_t now);
+  void beat(int64_t now);
   void on_event(int fd, uint32_t events);
   bool reachable(const Identity& peer);
   void set_peer_locked(const Identity& peer, bool up);
@@ -212,7 +213,7 @@ class Engine {
   std::atomic<bool> closed_{false}, started_{false};
   std::atomic<int> last_producer_cpu_{-1};
   std::atomic<uint64_t> seen_completions_{0};
-  int64_t last_trim_ = 0;          // progress thread only
+  int64_t last_trim_ = 0, last_listened_ = 0;  // progress thread only
   std::thread thread_;
 };
 

@@ -116,11 +116,14 @@ void Inbox::finish(Posted& posted) {
   posted_count_.fetch_sub(1, std::memory_order_relaxed);
 }
 
-bool Inbox::waited(const Posted& posted, FlightRecord& record) {
+bool Inbox::is_awaited(const Posted& posted) {
   std::lock_guard lock(mutex_);
-  if (!posted.operation) return false;
-  record = posted.operation->record();
-  return true;
+  return posted.operation != nullptr;
+}
+
+void Inbox::awaited(Posted& posted, const std::shared_ptr<Flight>& flight, const Doing& doing) {
+  std::lock_guard lock(mutex_);
+  if (!posted.done && !posted.operation) posted.operation = std::make_unique<Operation>(flight, doing);
 }
 
 std::unique_ptr<Message> Inbox::take(SourceId source, std::string_view tag) {
@@ -157,7 +160,7 @@ void Inbox::put_back(std::unique_ptr<Message> message) {
   match(std::move(message), true);
 }
 
-std::shared_ptr<Posted> Inbox::post(SourceId source, std::string tag, const std::shared_ptr<Flight>& flight) {
+std::shared_ptr<Posted> Inbox::post(SourceId source, std::string tag) {
   auto posted = std::make_shared<Posted>();
   posted->source = source;
   posted->tag = std::move(tag);
@@ -166,10 +169,6 @@ std::shared_ptr<Posted> Inbox::post(SourceId source, std::string tag, const std:
   if (source != kAnySource && down_[source]) {
     posted->lost = posted->done = true;
     return posted;
-  }
-  if (flight) {
-    Doing doing{"recv", "message", source == kAnySource ? std::string() : names_[source], 0, "", posted->tag};
-    posted->operation = std::make_unique<Operation>(flight, doing);
   }
   posted_.push_back(posted);
   posted_count_.fetch_add(1, std::memory_order_relaxed);

@@ -73,7 +73,7 @@ struct Posted {
   std::unique_ptr<Message> message;  // set once, under the inbox's lock
   bool lost = false;                 // its source went down
   bool done = false;                 // has its message, was lost, or was collected: nothing more will happen to it
-  std::unique_ptr<Operation> operation;  // of one that had to wait
+  std::unique_ptr<Operation> operation;  // of one that is awaited
 };
 
 class Inbox {
@@ -87,11 +87,11 @@ class Inbox {
   // Undoes a take: the message is again the first of its source and tag.
   void put_back(std::unique_ptr<Message> message);
 
-  // While it waits it is in flight, if there is a recorder.
-  std::shared_ptr<Posted> post(SourceId source, std::string tag, const std::shared_ptr<Flight>& flight = nullptr);
+  std::shared_ptr<Posted> post(SourceId source, std::string tag);
   bool complete(const Posted& posted);
-  // What it waited for, in a record. False: it did not have to.
-  bool waited(const Posted& posted, FlightRecord& record);
+  // From now on it is in flight, until it has ended.
+  bool is_awaited(const Posted& posted);
+  void awaited(Posted& posted, const std::shared_ptr<Flight>& flight, const Doing& doing);
   // Takes the outcome: a message, or null when the posted receive was still waiting (it is then withdrawn).
   std::unique_ptr<Message> collect(const std::shared_ptr<Posted>& posted);
 

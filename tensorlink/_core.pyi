@@ -364,8 +364,10 @@ class Engine:
 
     def posted_wait(self, posted: Posted, timeout_s: float) -> bool: ...
 
-    def posted_waited(self, posted: Posted) -> bytes | None:
-        """What it waits for, to the flight recorder."""
+    def posted_awaited(self, posted: Posted) -> None:
+        """
+        Somebody awaits it, and no thread: to the flight recorder it is in flight until it has ended.
+        """
 
     def posted_collect(self, posted: Posted) -> Message:
         """

@@ -338,6 +338,7 @@ class PostedReceive(Transfer):
         self._tag = tag
         self._out = out
         self._like = like
+        self._timeout = timeout or 0.0
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._posted = engine.post(origin, tag)
         self._lock = threading.RLock()
@@ -372,8 +373,13 @@ class PostedReceive(Transfer):
         except Exception as error:
             return Finished(None, self.path, error)
 
-    def _waited(self) -> str | None:
-        return recording.told(self._engine.posted_waited(self._posted))
+    def _waited(self, since: float | None = None) -> str | None:
+        if since is None:
+            since = time.monotonic() if self._deadline is None else self._deadline - self._timeout
+        return recording.waited("message", since, self._source or "", self._tag)
+
+    def _awaited(self) -> None:
+        self._engine.posted_awaited(self._posted)
 
     def done(self) -> bool:
         if self._outcome is None and (self._arrived() or self._left() == 0):
@@ -386,7 +392,7 @@ class PostedReceive(Transfer):
             wait_s = left if timeout is None else timeout if left < 0 else min(left, timeout)
             with contextlib.suppress(ClosedError):
                 if not self._engine.posted_wait(self._posted, wait_s) and self._left() != 0:
-                    raise TransferTimeoutError("the transfer has not ended", waited=self._waited(), phase="wait")
+                    raise TransferTimeoutError("the transfer has not ended", waited=_core.waited(), phase="wait")
         return self._finish().wait()
 
     def cancel(self) -> bool:
@@ -415,6 +421,7 @@ class PostedReceive(Transfer):
 
         if not self._arrived():
             left = self._left()
+            self._awaited()
             try:
                 await asyncio.wait_for(self._arrivals.next(self._arrived), None if left < 0 else left)
             except asyncio.CancelledError:

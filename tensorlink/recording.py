@@ -307,6 +307,12 @@ def over(path: Path) -> bool:
     return match is None or not Path(f"/proc/{match[1]}").exists()
 
 
+def waited(phase: str, began: float, peer: str, note: str) -> str:
+    """The same of something that has no record."""
+    record = Record(0, began, None, 0, 0, 0, 0, False, "", "", "", phase, peer, note)
+    return record.told(time.monotonic())
+
+
 def told(record: bytes | None) -> str | None:
     """What a record of this process says, in one sentence."""
     parsed = _record(record) if record else None

@@ -47,9 +47,13 @@ class Transfer(ABC):
     @abstractmethod
     def __await__(self) -> Generator[Any, None, Any]: ...
 
-    def _waited(self) -> str | None:
-        """What it waits for, in one sentence."""
+    def _waited(self, since: float | None = None) -> str | None:
+        """What it waits for, in one sentence; where nobody knows since when, since the time `since`."""
         return None
+
+    def _awaited(self) -> None:
+        """Somebody waits for it, in more than one call: one with a thread of its own is told of already."""
+        return
 
 
 class Finished(Transfer):
@@ -111,7 +115,7 @@ class Background(Transfer):
     def done(self) -> bool:
         return self._ended.is_set()
 
-    def _waited(self) -> str | None:
+    def _waited(self, since: float | None = None) -> str | None:
         return recording.told(self._flight.find(self._thread.native_id or 0))
 
     def wait(self, timeout: float | None = None) -> Any:
@@ -217,14 +221,16 @@ def wait(transfers: Sequence[Transfer], *, timeout: float | None, any: bool = Fa
 
     Raises: TransferTimeoutError: `timeout` seconds passed before. How each one ended is told by its `result()`.
     """
-    deadline = None if timeout is None else time.monotonic() + timeout
+    began = time.monotonic()
+    deadline = None if timeout is None else began + timeout
     while True:
         pending = [transfer for transfer in transfers if not transfer.done()]
         if not pending or (any and len(pending) < len(transfers)):
             return [transfer for transfer in transfers if transfer not in pending]
+        pending[0]._awaited()
         left = _SLICE_S if deadline is None else min(deadline - time.monotonic(), _SLICE_S)
         if left <= 0:
             what = f"{len(pending)} of {len(transfers)} transfers have not ended"
-            raise TransferTimeoutError(what, waited=pending[0]._waited(), phase="wait")
+            raise TransferTimeoutError(what, waited=pending[0]._waited(began), phase="wait")
         with contextlib.suppress(Exception):
             pending[0].wait(left)

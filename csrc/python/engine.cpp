@@ -75,13 +75,14 @@ nb::object fill_message(const Message& message, nb::handle out, Stop* stop, doub
   return nb::steal(fill_from(message.meta(), &extent, 1, out.ptr(), {stop, timeout_s}));
 }
 
-// With what is known of the connection to the peer.
-Doing on_lane(Engine& engine, Doing doing) {
+// A receive, with what is known of the connection to the peer.
+Doing receiving(Engine& engine, SourceId source, std::string_view tag) {
+  Doing doing{"recv", "message", source == kAnySource ? std::string() : engine.inbox().name(source), 0, "", std::string(tag)};
   auto connection = engine.connection(doing.peer);
   if (!connection) return doing;
   doing.incarnation = connection->peer.incarnation;
   doing.transport = connection->carrier();
-  doing.news_ns = connection->heard();
+  doing.news_ns = connection->heard(now_ns());
   return doing;
 }
 
@@ -103,11 +104,7 @@ Received receive(Engine& engine, SourceId source, std::string_view tag, double t
     result.message = inbox.take(source, tag);
     return result.message || (result.lost = inbox.is_down(source) || inbox.downs(source) != downs);
   };
-  auto describe = [&] {
-    Doing doing{"recv", "message", source == kAnySource ? std::string() : inbox.name(source), 0, "", std::string(tag)};
-    return on_lane(engine, std::move(doing));
-  };
-  wait_for(engine, ready, deadline_of(timeout_s), describe);
+  wait_for(engine, ready, deadline_of(timeout_s), [&] { return receiving(engine, source, tag); });
   return result;
 }
 
@@ -176,7 +173,7 @@ nb::object send_object(Connection& connection, nb::handle object, nb::str tag) {
 // False: the receiver did not take what came before in time.
 bool send_when_taken(Engine& engine, Connection& connection, const Connection::Outgoing& message, double timeout_s) {
   auto describe = [&] {
-    return Doing{"send", "credit", connection.peer.name, connection.peer.incarnation, connection.carrier(), std::string(message.tag), 0, connection.heard()};
+    return Doing{"send", "credit", connection.peer.name, connection.peer.incarnation, connection.carrier(), std::string(message.tag), 0, connection.heard(now_ns())};
   };
   return wait_for(engine, [&] { return connection.try_send(message); }, deadline_of(timeout_s), describe);
 }
@@ -351,16 +348,16 @@ void bind_traffic(Class& engine) {
       .def("is_down", [](Engine& e, SourceId source) { return e.inbox().is_down(source); }, "source"_a)
       .def("source_name", [](Engine& e, SourceId id) { return e.inbox().name(id); }, "source"_a)
       .def("put_back", [](Engine& e, Message& m) { e.inbox().put_back(std::make_unique<Message>(std::move(m))); }, "message"_a)
-      .def("post", [](Engine& e, SourceId source, const std::string& tag) { return e.inbox().post(source, tag, e.flight()); }, "source"_a, "tag"_a)
+      .def("post", [](Engine& e, SourceId source, const std::string& tag) { return e.inbox().post(source, tag); }, "source"_a, "tag"_a)
       .def("posted_done", [](Engine& e, const std::shared_ptr<Posted>& p) { return e.pump(), e.inbox().complete(*p); }, "posted"_a)
       .def("posted_wait", [](Engine& e, const std::shared_ptr<Posted>& p, double timeout_s) {
-        return wait_for(e, [&] { return e.inbox().complete(*p); }, deadline_of(timeout_s));  // it is in flight since it was posted
+        auto complete = [&] { return e.inbox().complete(*p); };
+        if (e.inbox().is_awaited(*p)) return wait_for(e, complete, deadline_of(timeout_s));
+        return wait_for(e, complete, deadline_of(timeout_s), [&] { return receiving(e, p->source, p->tag); });
       }, "posted"_a, "timeout_s"_a)
-      .def("posted_waited", [](Engine& e, const std::shared_ptr<Posted>& p) -> nb::object {
-        FlightRecord record;
-        if (!e.inbox().waited(*p, record)) return nb::none();
-        return nb::bytes(reinterpret_cast<const char*>(&record), sizeof record);
-      }, nb::sig("def posted_waited(self, posted: Posted) -> bytes | None"), "posted"_a, "What it waits for, to the flight recorder.")
+      .def("posted_awaited", [](Engine& e, const std::shared_ptr<Posted>& p) {
+        e.inbox().awaited(*p, e.flight(), receiving(e, p->source, p->tag));
+      }, "posted"_a, "Somebody awaits it, and no thread: to the flight recorder it is in flight until it has ended.")
       .def("posted_collect", [](Engine& e, const std::shared_ptr<Posted>& p) { return e.inbox().collect(p); }, "posted"_a,
            "Its message, or None: it was still waiting (and is withdrawn), or its source is down.")
       .def("send_packed", send_packed, "connection"_a, "packed"_a, "tag"_a, "timeout_s"_a, "False: no room before the deadline.")
