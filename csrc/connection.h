@@ -9,6 +9,8 @@
 #include <string>
 #include <string_view>
 
+#include <unistd.h>
+
 #include "board.h"
 #include "holds.h"
 #include "inbox.h"
@@ -59,6 +61,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   const uint64_t serial;
   const Identity peer;
   const int pid;  // 0: on another host
+  const char* carrier() const { return pid == 0 ? "tcp" : pid == ::getpid() ? "local" : "shm"; }  // as the transports are called
   Counters counters;
 
   // ----- sending (any thread)
@@ -90,6 +93,13 @@ class Connection : public std::enable_shared_from_this<Connection> {
   virtual void credit(uint64_t frame_size) = 0;
   // Tells the sender what was received and taken, as far as it doesn't know. Called now and then.
   virtual void report() {}
+  // When it last brought a message, as far as those know who asked before; 0: never. Somebody asks each second, so that messages
+  // themselves need no look at the clock.
+  int64_t heard(int64_t now) {
+    uint64_t count = counters.messages_received.load(std::memory_order_relaxed);
+    if (counted_.exchange(count, std::memory_order_relaxed) != count) heard_.store(now, std::memory_order_relaxed);
+    return heard_.load(std::memory_order_relaxed);
+  }
   // Where the peer last wrote from, if it is a processor of ours: else -1.
   virtual int producer_cpu() const { return -1; }
   // Whether messages come here, so that whoever waits for one must look.
@@ -137,6 +147,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
  private:
   std::atomic<bool> up_{true}, gone_{false};
+  std::atomic<uint64_t> counted_{0};
+  std::atomic<int64_t> heard_{0};
 };
 
 }  // namespace tl

@@ -9,9 +9,10 @@
 
 namespace tl {
 
-Engine::Engine(std::string name, std::string path, Key key, uint64_t pool_bytes)
+Engine::Engine(std::string name, std::string path, Key key, uint64_t pool_bytes, const std::string& flight)
     : name_(std::move(name)),
       pid_(::getpid()),
+      flight_(std::make_shared<Flight>(name_, flight)),
       arena_(std::make_shared<Arena>(pool_bytes)),
       control_fd_(make_memfd("tensorlink-control", round_up(sizeof(Control), kPage))),
       doorbell_fd_(make_memfd("tensorlink-doorbell", kPage)),
@@ -42,6 +43,7 @@ Engine::~Engine() {
 
 void Engine::start(uint64_t incarnation) {
   incarnation_ = incarnation;
+  flight_->start(incarnation);
   watch_fd(wake_fd_.get(), EPOLLIN);
   for (Port* port : ports_) port->start();
   sigset_t all, before;
@@ -68,11 +70,31 @@ void Engine::close() {
   connections_.clear();  // a socket stays open as long as a view of its peer's memory is held
   doorbell_->wake();
   if (watchers_ > 0) signal_event();
+  flight_->close();
 }
 
 std::vector<std::shared_ptr<Connection>> Engine::connections() {
   std::lock_guard lock(list_mutex_);
   return connections_;
+}
+
+std::shared_ptr<Connection> Engine::connection(const std::string& peer) {
+  std::lock_guard lock(list_mutex_);
+  const int64_t now = now_ns();
+  std::shared_ptr<Connection> found;
+  for (auto& connection : connections_)
+    if (connection->peer.name == peer && connection->up() && (!found || connection->heard(now) >= found->heard(now))) found = connection;
+  return found;
+}
+
+// What a crash would leave unsaid.
+void Engine::beat(int64_t now) {
+  constexpr int64_t kListen = 500'000'000;
+  flight_->beat(now);
+  if (now - last_listened_ < kListen) return;
+  last_listened_ = now;
+  std::lock_guard lock(list_mutex_);
+  for (auto& connection : connections_) connection->heard(now);
 }
 
 // The peer is told, and sees us go; views that we hold of its memory stay, and so does the socket under them.
@@ -302,6 +324,7 @@ void Engine::add(const std::shared_ptr<Connection>& connection, Port& port, cons
       inbox_.set_down(inbox_.source(peer.name), true);
     }
   connections_.push_back(connection);
+  flight_->note({"lane", "", peer.name, peer.incarnation, connection->carrier()}, "up");
   if (auto it = outbound_.find({peer.name, peer.incarnation}); it != outbound_.end()) it->second->down = false;
   inbox_.set_down(inbox_.source(peer.name), false);
   if (&port == tcp_.get()) any_stream_ = true;
@@ -312,6 +335,7 @@ void Engine::add(const std::shared_ptr<Connection>& connection, Port& port, cons
 }
 
 void Engine::set_peer(const Identity& peer, bool up) {
+  flight_->note({"peer", "", peer.name, peer.incarnation}, up ? "up" : "down");
   if (!up) await_rest(peer);
   {
     std::scoped_lock lock(pump_mutex_, list_mutex_);
@@ -395,6 +419,7 @@ bool Engine::reachable(const Identity& peer) {
 }
 
 void Engine::lose(const std::shared_ptr<Connection>& connection, bool gone) {
+  flight_->note({"lane", "", connection->peer.name, connection->peer.incarnation, connection->carrier()}, gone ? "gone" : "ended");
   bool last;
   {
     std::scoped_lock lock(pump_mutex_, list_mutex_);
@@ -424,6 +449,7 @@ void Engine::lose_lane(const std::shared_ptr<TcpConnection>& connection) {
     if (connection->peer_closed()) outbound(connection->peer)->down = true;
     return lose(connection, true);
   }
+  flight_->note({"lane", "", connection->peer.name, connection->peer.incarnation, connection->carrier()}, "broke", !closed());
   {
     std::scoped_lock lock(pump_mutex_, list_mutex_);
     drain_rest(*connection);

@@ -12,6 +12,7 @@
 #include "arena.h"
 #include "claims.h"
 #include "connection.h"
+#include "flight.h"
 #include "heartbeat.h"
 #include "inbox.h"
 #include "port.h"
@@ -22,8 +23,8 @@ namespace tl {
 
 class Engine {
  public:
-  // Listens on the unix socket `path`; whoever connects must show `key`.
-  Engine(std::string name, std::string path, Key key, uint64_t pool_bytes);
+  // Listens on the unix socket `path`; whoever connects must show `key`. `flight`: the file of the flight recorder, or none.
+  Engine(std::string name, std::string path, Key key, uint64_t pool_bytes, const std::string& flight = {});
   ~Engine();
 
   // Starts the progress thread under an incarnation.
@@ -32,10 +33,13 @@ class Engine {
   void close();
   bool closed() const { return closed_.load(std::memory_order_acquire); }
   bool forked() const { return ::getpid() != pid_; }
+  const std::shared_ptr<Flight>& flight() const { return flight_; }
 
   ShmPort& shm() { return *shm_; }
   TcpPort& tcp() { return *tcp_; }
   std::vector<std::shared_ptr<Connection>> connections();
+  // A connection to a peer, of those the one that brought something last; or none.
+  std::shared_ptr<Connection> connection(const std::string& peer);
   void disconnect(const std::shared_ptr<Connection>& connection);
   // The peer's lease ran out (down), or it is back: what it holds stays pinned either way.
   void set_peer(const Identity& peer, bool up);
@@ -110,10 +114,12 @@ class Engine {
   // Whether messages to a peer were kept, and no lane to it works.
   bool undelivered(const Identity& peer);
 
-  // ----- waiting: until ready() holds, or the deadline. The caller has polled before and holds no lock.
-  template <class Ready>
-  bool wait(Ready ready, int64_t deadline_ns) {
+  // ----- waiting: until ready() holds, or the deadline. The caller has polled before and holds no lock. `sleepy()` is called before
+  // it sleeps.
+  template <class Ready, class Sleepy>
+  bool wait(Ready ready, int64_t deadline_ns, Sleepy sleepy) {
     if (spin(ready, deadline_ns)) return true;
+    sleepy();
     for (bool done = false;;) {
       int64_t left = deadline_ns - now_ns();
       // Where another thread is pumping, it may have passed the ring that our message is in: look again, don't sleep.
@@ -124,6 +130,10 @@ class Engine {
       if (ready()) return true;
       if (closed() || left <= 0) return false;
     }
+  }
+  template <class Ready>
+  bool wait(Ready ready, int64_t deadline_ns) {
+    return wait(ready, deadline_ns, [] {});
   }
   // Asks the progress thread to take messages while nobody waits in a thread, and to write to the event descriptor.
   void watch(bool on);
@@ -164,6 +174,7 @@ class Engine {
 
   void run();
   int64_t on_tick(int64_t now);
+  void beat(int64_t now);
   void on_event(int fd, uint32_t events);
   bool reachable(const Identity& peer);
   void set_peer_locked(const Identity& peer, bool up);
@@ -179,6 +190,7 @@ class Engine {
   const pid_t pid_;
   uint64_t incarnation_ = 0;
 
+  const std::shared_ptr<Flight> flight_;
   std::shared_ptr<Arena> arena_;
   Fd control_fd_, doorbell_fd_, epoll_, wake_fd_, event_fd_;
   Map control_map_, doorbell_map_;
@@ -206,7 +218,7 @@ class Engine {
   std::atomic<bool> closed_{false}, started_{false};
   std::atomic<int> last_producer_cpu_{-1};
   std::atomic<uint64_t> seen_completions_{0};
-  int64_t last_trim_ = 0;          // progress thread only
+  int64_t last_trim_ = 0, last_listened_ = 0;  // progress thread only
   std::thread thread_;
 };
 

@@ -107,9 +107,8 @@ void Inbox::match(std::unique_ptr<Message> message, bool front) {
     Posted& posted = **it;
     if ((posted.source != kAnySource && posted.source != message->source) || posted.tag != message->tag()) continue;
     posted.message = std::move(message);
-    posted.done = true;
+    finish(posted);
     posted_.erase(it);
-    posted_count_.fetch_sub(1, std::memory_order_relaxed);
     completions_.fetch_add(1, std::memory_order_release);
     return;
   }
@@ -122,6 +121,23 @@ void Inbox::match(std::unique_ptr<Message> message, bool front) {
     queue.push_back(std::move(message));
   }
   ++queued_;
+}
+
+// One that has its message, or never will.
+void Inbox::finish(Posted& posted) {
+  posted.done = true;
+  if (posted.operation) posted.operation->end(posted.message ? "done" : posted.lost ? "lost" : "given up");
+  posted_count_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+bool Inbox::is_awaited(const Posted& posted) {
+  std::lock_guard lock(mutex_);
+  return posted.operation != nullptr;
+}
+
+void Inbox::awaited(Posted& posted, const std::shared_ptr<Flight>& flight, const Doing& doing) {
+  std::lock_guard lock(mutex_);
+  if (!posted.done && !posted.operation) posted.operation = std::make_unique<Operation>(flight, doing);
 }
 
 std::unique_ptr<Message> Inbox::take(SourceId source, std::string_view tag) {
@@ -159,7 +175,9 @@ void Inbox::put_back(std::unique_ptr<Message> message) {
 }
 
 std::shared_ptr<Posted> Inbox::post(SourceId source, std::string tag) {
-  auto posted = std::make_shared<Posted>(Posted{source, std::move(tag), nullptr});
+  auto posted = std::make_shared<Posted>();
+  posted->source = source;
+  posted->tag = std::move(tag);
   std::lock_guard lock(mutex_);
   if ((posted->done = (posted->message = take_locked(source, posted->tag)) != nullptr)) return posted;
   if (source != kAnySource && down_[source]) {
@@ -184,9 +202,8 @@ bool Inbox::is_far(const Posted& posted) {
 std::unique_ptr<Message> Inbox::collect(const std::shared_ptr<Posted>& posted) {
   std::lock_guard lock(mutex_);
   if (!posted->done) {
-    posted->done = true;
+    finish(*posted);
     posted_.remove(posted);
-    posted_count_.fetch_sub(1, std::memory_order_relaxed);
   }
   return std::move(posted->message);
 }
@@ -198,9 +215,8 @@ void Inbox::lose_posted(Ends ends) {
       ++it;
       continue;
     }
-    (*it)->done = true;
+    finish(**it);
     it = posted_.erase(it);
-    posted_count_.fetch_sub(1, std::memory_order_relaxed);
     completions_.fetch_add(1, std::memory_order_release);
   }
 }

@@ -15,6 +15,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "flight.h"
 #include "holds.h"
 
 namespace tl {
@@ -73,6 +74,7 @@ struct Posted {
   bool lost = false;                 // its source went down
   bool lapsed = false;               // or others took this process for lost
   bool done = false;                 // has its message, was lost, or was collected: nothing more will happen to it
+  std::unique_ptr<Operation> operation;  // of one that is awaited
 };
 
 class Inbox {
@@ -90,6 +92,9 @@ class Inbox {
   bool complete(const Posted& posted);
   // Whether its message has come, and what that offers is still on another host.
   bool is_far(const Posted& posted);
+  // From now on it is in flight, until it has ended.
+  bool is_awaited(const Posted& posted);
+  void awaited(Posted& posted, const std::shared_ptr<Flight>& flight, const Doing& doing);
   // Takes the outcome: a message, or null when the posted receive was still waiting (it is then withdrawn).
   std::unique_ptr<Message> collect(const std::shared_ptr<Posted>& posted);
 
@@ -121,6 +126,7 @@ class Inbox {
   template <class Ends>
   void lose_posted(Ends ends);
   void match(std::unique_ptr<Message> message, bool front);
+  void finish(Posted& posted);
   std::unique_ptr<Message> take_locked(SourceId source, std::string_view tag);
 
   std::mutex mutex_;

@@ -31,6 +31,7 @@ void Engine::run() {
 }
 
 int64_t Engine::on_tick(int64_t now) {
+  beat(now);
   if (now - last_trim_ > kIdleTrim / 3) {
     last_trim_ = now;
     arena_->trim(now - kIdleTrim);

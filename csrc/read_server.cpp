@@ -111,6 +111,10 @@ ReadServer::Turn ReadServer::serve(Stream& stream, uint64_t budget, uint64_t& se
       if (n == 0 && total > 0) return Turn::blocked;
       sent += n;
       sent_.fetch_add(n, std::memory_order_relaxed);
+      if (stream.operation) {
+        uint64_t head = stream.at == 0 ? std::min<uint64_t>(n, stream.head.size() - stream.offset) : 0;
+        stream.operation->moved(stream.taken += n - head, now_ns());
+      }
       for (stream.offset += n; stream.at <= stream.spans.size(); ++stream.at) {
         uint64_t size = stream.at == 0 ? stream.head.size() : stream.spans[stream.at - 1].nbytes;
         if (stream.offset < size) break;
@@ -199,6 +203,11 @@ void ReadServer::answer(Stream& stream, const ReadRequest& request, std::string_
   stream.head.assign(reinterpret_cast<const char*>(&reply), sizeof reply);
   stream.head += body;
   stream.at = 0, stream.offset = 0, stream.busy = true;
+  if (body.empty() && reply.nbytes >= Flight::kLarge) {
+    Doing doing{"serve", "taking", stream.peer.name, stream.peer.incarnation, "tcp", {}, request.skip + reply.nbytes};
+    stream.operation = std::make_unique<Operation>(engine_.flight(), doing);
+    stream.taken = request.skip;
+  }
   ++lent_;
   std::lock_guard lock(borrowers_mutex_);
   borrowers_[stream.socket.get()] = {stream.peer.name, reply.nbytes};
@@ -231,6 +240,8 @@ std::string ReadServer::redirect(Stream& stream, const ReadRequest& request, std
 void ReadServer::done(Stream& stream) {
   if (!stream.busy) return;
   stream.busy = false;
+  if (stream.operation) stream.operation->end(stream.at > stream.spans.size() ? "" : "broke");
+  stream.operation.reset();
   stream.spans.clear();
   stream.blocks.clear();
   stream.filling.reset();

@@ -11,6 +11,7 @@
 
 #include "chain.h"
 #include "claims.h"
+#include "flight.h"
 #include "reads.h"
 
 namespace tl {
@@ -50,6 +51,8 @@ class ReadServer {
     uint64_t offset = 0;
     std::shared_ptr<Filling> filling;              // what is being sent is still being received
     bool busy = false, ready = false;
+    std::unique_ptr<Operation> operation;          // where it is worth telling of
+    uint64_t taken = 0;                            // bytes that the reader has then
   };
   struct Bucket {  // of tokens; one a byte
     double bytes = 0;

@@ -86,13 +86,14 @@ void Relay::fail() const {
   advanced();
 }
 
-Reads::Reads(Contact contact, Greeting greeting, Counters& counters, const Outbound& outbound)
+Reads::Reads(Contact contact, Greeting greeting, Counters& counters, const Outbound& outbound, std::shared_ptr<Flight> flight)
     : contact_(std::move(contact)), greeting_([&] {
         greeting.role = Role::reads;
         return std::move(greeting);
       }()),
       counters_(counters),
-      outbound_(outbound) {}
+      outbound_(outbound),
+      flight_(std::move(flight)) {}
 
 void Reads::read(const Descriptor& claim, const std::vector<Extent>& extents, const std::vector<Sink>& sinks, const Patience& waiter,
                  const Relay* relay) {
@@ -102,8 +103,12 @@ void Reads::read(const Descriptor& claim, const std::vector<Extent>& extents, co
     if (waiter.look) waiter.look();
   };
   const ReadRequest request{ReadRequest::kMagic, relay ? ReadRequest::pull : ReadRequest::read, 0, claim.claim, claim.key, 0, 0, 0, 0};
-  Work work{sinks, relay};
+  Activity activity(flight_);
+  Work work{sinks, relay, activity};
   for (const Sink& sink : sinks) work.total += sink.nbytes;
+  Doing beginning = doing("stream");
+  beginning.total = work.total;
+  activity.begin(beginning);
   uint64_t failed = 0;
   for (int failures = 0, hops = 0;;) {
     check(patience);
@@ -129,7 +134,11 @@ void Reads::read(const Descriptor& claim, const std::vector<Extent>& extents, co
       if (!stream && error.code == ECONNREFUSED) throw Error(Fault::lost, greeting_.to.name + " has gone: " + error.what());
       if (work.done > before) failures = 0;
       if (fresh && ++failures > kRetries) throw Error(Fault::transport, "the path broke " + std::to_string(failures) + " times in a row: " + error.what());
-      if (fresh || work.done > before) counters_.retries.fetch_add(1, std::memory_order_relaxed);  // else it had ended while it was idle
+      if (fresh || work.done > before) {  // else it had ended while it was idle
+        counters_.retries.fetch_add(1, std::memory_order_relaxed);
+        retried(error.what());
+      }
+      activity->change(doing("stream"));
     } catch (...) {
       if (stream) give_up(*stream);
       throw;
@@ -141,7 +150,8 @@ void Reads::read(const Descriptor& claim, const std::vector<Extent>& extents, co
 bool Reads::follow(const Target& target, Work& work, const Patience& waiter) {
   Greeting greeting = greeting_;
   greeting.to = target.peer;
-  Reads hop(target.contact, greeting, counters_, outbound_);
+  Reads hop(target.contact, greeting, counters_, outbound_, flight_);
+  work.activity->change(hop.doing("stream"));
   Patience patience = waiter;  // whoever stands nearer to the fault notices it first
   patience.stall_ns = kStall + static_cast<int64_t>(target.depth) * kStall / 2;
   patience.deadline_ns = std::min(waiter.deadline_ns, now_ns() + kStall);
@@ -156,7 +166,10 @@ bool Reads::follow(const Target& target, Work& work, const Patience& waiter) {
   } catch (const Error& error) {
     check(waiter);
     if (now_ns() >= waiter.deadline_ns) throw Error(Fault::timeout, "the deadline passed");
-    if (error.fault != Fault::stale) counters_.retries.fetch_add(1, std::memory_order_relaxed);  // else it has a newer version by now
+    if (error.fault != Fault::stale) {  // else it has a newer version by now
+      counters_.retries.fetch_add(1, std::memory_order_relaxed);
+      hop.retried(error.what());
+    }
   }
   if (stream) hop.give_up(*stream);
   return false;
@@ -177,6 +190,7 @@ void Reads::attempt(Stream& stream, ReadRequest request, const std::vector<Exten
   }
   std::string text = encode(request, extents, more);
   send_all(fd, text.data(), text.size(), patience);
+  work.activity->change(doing("answer"));
   ReadReply reply;
   receive_all(fd, &reply, sizeof reply, patience);
   if (reply.magic != ReadReply::kMagic || reply.crc != checksum(reply)) throw Error(Fault::lost, "the answer changed on its way");
@@ -188,6 +202,7 @@ void Reads::attempt(Stream& stream, ReadRequest request, const std::vector<Exten
   }
   if (reply.status != ReadReply::ok) throw Error(Fault::corrupt, "a descriptor names memory outside its claim");
   if (reply.nbytes != work.total - work.done) throw Error(Fault::corrupt, "the peer sends another number of bytes than were asked for");
+  work.activity->change(doing("bytes"));
   receive(stream, work, patience);
 }
 
@@ -208,6 +223,7 @@ void Reads::receive(Stream& stream, Work& work, const Patience& patience) {
     }
     cursor.advance(n);
     work.done += n;
+    work.activity->moved(work.done, now);
     if (work.relay) work.relay->advance(work.done);
   }
 }
@@ -231,6 +247,12 @@ Reads::Target Reads::receive_redirect(Stream& stream, uint64_t nbytes, const Pat
   target.claim.key = masked(head.masked_key, stream.secret, 2 * head.id + 1);
   target.claim.extents = read_extents(at + head.name_size + head.host_size, head.count);
   return target;
+}
+
+void Reads::retried(const std::string& why) const {
+  Doing event = doing("");
+  event.note = why;
+  flight_->note(event, "retry", true);
 }
 
 // A cancel or a close shows as the end of a stream: this tells them apart.

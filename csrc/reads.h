@@ -13,6 +13,7 @@
 #include "claims.h"
 #include "connection.h"
 #include "descriptor.h"
+#include "flight.h"
 #include "handshake.h"
 #include "sink.h"
 
@@ -71,7 +72,7 @@ class Reads {
   static constexpr int kRetries = 3;  // without progress
 
   // `counters` and `outbound` live as long as this.
-  Reads(Contact contact, Greeting greeting, Counters& counters, const Outbound& outbound);
+  Reads(Contact contact, Greeting greeting, Counters& counters, const Outbound& outbound, std::shared_ptr<Flight> flight);
 
   // Brings the extents of a claim, one after the other, into the sinks. Blocks. Throws Fault::stale, corrupt, lost, timeout,
   // cancelled, closed, and what `patience.look` throws. When it has returned or thrown, nothing lands any more. With `relay` the
@@ -100,6 +101,7 @@ class Reads {
   struct Work {  // one read, over all its streams
     const std::vector<Sink>& sinks;
     const Relay* relay;
+    Activity& activity;
     uint64_t total = 0, done = 0;
   };
   struct Target {  // of a redirect
@@ -115,11 +117,14 @@ class Reads {
   Target receive_redirect(Stream& stream, uint64_t nbytes, const Patience& patience);
   bool follow(const Target& target, Work& work, const Patience& patience);
   void check(const Patience& patience) const;
+  void retried(const std::string& why) const;
+  Doing doing(const char* phase) const { return {"read", phase, greeting_.to.name, greeting_.to.incarnation, "tcp"}; }
 
   const Contact contact_;
   const Greeting greeting_;
   Counters& counters_;
   const Outbound& outbound_;
+  const std::shared_ptr<Flight> flight_;
   std::mutex mutex_;
   std::vector<StreamPtr> idle_;
   std::set<int> active_;

@@ -179,6 +179,7 @@ void ShmPort::add(const std::shared_ptr<ShmConnection>& connection) {
 }
 
 std::shared_ptr<Connection> ShmPort::connect(const std::string& path, Key key, const Identity& peer, int64_t deadline_ns) {
+  Activity activity(engine_.flight(), {"connect", "handshake", peer.name, peer.incarnation, "shm"});
   sockaddr_un address = unix_address(path);
   Fd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket) throw_errno("cannot make a socket");

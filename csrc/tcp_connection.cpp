@@ -20,7 +20,7 @@ TcpConnection::TcpConnection(uint64_t serial, Identity peer, Parts parts, std::s
       socket_(std::move(parts.socket)),
       dialled_(parts.dialled),
       home_(std::move(parts.home)),
-      reads_(std::move(parts.contact), std::move(parts.greeting), counters, *outbound_),
+      reads_(std::move(parts.contact), std::move(parts.greeting), counters, *outbound_, std::move(parts.flight)),
       reader_(kMaxFrame + 4096) {
   if (!dialled_) return;
   std::lock_guard lock(outbound_->mutex);

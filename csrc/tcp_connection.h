@@ -33,6 +33,7 @@ class TcpConnection : public Connection {
     Contact contact;             // the peer's
     uint64_t received = 0;       // dialled: number of the last message that the peer has
     std::shared_ptr<Home> home;
+    std::shared_ptr<Flight> flight;
   };
   TcpConnection(uint64_t serial, Identity peer, Parts parts, std::shared_ptr<Outbound> outbound);
 

@@ -141,6 +141,7 @@ std::shared_ptr<TcpConnection> TcpPort::make(Fd socket, bool dialled, const Iden
   parts.contact = contact;
   parts.received = received;
   parts.home = home_;
+  parts.flight = engine_.flight();
   return std::make_shared<TcpConnection>(engine_.next_serial(), peer, std::move(parts), engine_.outbound(peer));
 }
 
@@ -149,6 +150,7 @@ void TcpPort::add(const std::shared_ptr<TcpConnection>& connection) {
 }
 
 std::shared_ptr<Connection> TcpPort::connect(const Contact& to, const Identity& peer, const Patience& patience) {
+  Activity activity(engine_.flight(), {"connect", "handshake", peer.name, peer.incarnation, "tcp", to.at.text()});
   Session session = greet(to, {Role::lane, {engine_.name(), engine_.incarnation()}, peer, contact_}, patience);
   auto connection = make(std::move(session.socket), true, peer, to, session.received);
   add(connection);

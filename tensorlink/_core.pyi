@@ -74,6 +74,42 @@ def crc32c_combine(first: int, second: int, nbytes: int) -> int:
 def hmac_sha256(key: bytes, message: bytes) -> bytes:
     """HMAC-SHA-256 (RFC 2104), 32 bytes."""
 
+def waited() -> str | None:
+    """What this thread waits for, or waited for last, in one sentence."""
+
+class Span:
+    """An operation in flight that Python told of."""
+
+    def end(self, outcome: str, failed: bool) -> None:
+        """On its own thread; idempotent."""
+
+class Flight:
+    """The flight recorder of an endpoint. From any thread; never blocks."""
+
+    @property
+    def path(self) -> str:
+        """Its file; empty: there is none."""
+
+    @property
+    def error(self) -> str:
+        """Why there is no file, if one was wanted."""
+
+    def begin(self, what: str, peer: str, phase: str, note: str = '') -> Span:
+        """
+        This thread is in an operation from now on; within another one this is its next phase.
+        """
+
+    def note(self, what: str, outcome: str, peer: str = '', incarnation: int = 0, transport: str = '', text: str = '', failed: bool = False) -> None:
+        """Records an event."""
+
+    def failed(self, phase: str, error: str, peer: str, incarnation: int, transport: str, text: str, late: bool) -> None:
+        """
+        Records what an error tells of, with what this thread was waiting for; one that is `late` only after a while.
+        """
+
+    def find(self, thread: int) -> bytes | None:
+        """What a thread does, by its native id: a record, or None."""
+
 EAGER_LIMIT: int = 32768
 
 ANY_SOURCE: int = 4294967295
@@ -246,7 +282,7 @@ class Refill:
 class Engine:
     """Pool, connections and messages of one endpoint."""
 
-    def __init__(self, name: str, path: str, key: bytes, pool_bytes: int) -> None: ...
+    def __init__(self, name: str, path: str, key: bytes, pool_bytes: int, flight: str = '') -> None: ...
 
     def start(self, incarnation: int) -> None: ...
 
@@ -254,6 +290,10 @@ class Engine:
 
     @property
     def closed(self) -> bool: ...
+
+    @property
+    def flight(self) -> Flight:
+        """Its flight recorder."""
 
     def connect(self, path: str, key: bytes, name: str, incarnation: int, timeout_s: float) -> Connection: ...
 
@@ -359,6 +399,11 @@ class Engine:
         """
 
     def posted_wait(self, posted: Posted, timeout_s: float) -> bool: ...
+
+    def posted_awaited(self, posted: Posted) -> None:
+        """
+        Somebody awaits it, and no thread: to the flight recorder it is in flight until it has ended.
+        """
 
     def posted_collect(self, posted: Posted) -> Message:
         """

@@ -12,10 +12,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import EllipsisType
 from typing import Any
 
-from tensorlink import _core
+from tensorlink import _core, flight
 from tensorlink.control import (
     ControlClient,
     Hello,
@@ -80,7 +81,11 @@ class Endpoint:
         listen = listen_address(settings)
         path = str(engine_socket())
         key = secrets.token_bytes(16)
-        self._engine = _core.Engine(name, path, key, settings.pool_bytes)
+        self._engine = _core.Engine(
+            name, path, key, settings.pool_bytes, flight.new_file(settings.flight, Path(path).parent)
+        )
+        if self._engine.flight.error:
+            log.debug("no flight recorder: %s", self._engine.flight.error)
         try:
             self._server = PeerServer(
                 _Handlers(self), name=name, token=settings.token, listen=listen, ports=settings.ports
@@ -115,7 +120,8 @@ class Endpoint:
     def start(self) -> None:
         """Joins. Raises: NameInUseError, AuthenticationError, PeerLostError, TransferTimeoutError."""
         try:
-            membership = self._control.join(self.settings.timeout)
+            with flight.doing(self._engine.flight, "join", "", "coordinator"):
+                membership = self._control.join(self.settings.timeout)
             self._links.me = PeerId(self.name, membership.incarnation)
             self._engine.start(membership.incarnation)
             self._on_joined(membership)
@@ -341,6 +347,7 @@ class Endpoint:
             if time.monotonic() >= deadline:
                 raise TransferTimeoutError(self._unfinished(), phase="drain")
             time.sleep(_LOOK_S)
+        self._check_open()  # it may have ended because all was shut down
         self._control.leave()
 
     def _unfinished(self) -> str:
@@ -467,6 +474,7 @@ class Endpoint:
         self._control.withdraw(service)
 
     def _report(self, error: TensorLinkError) -> None:
+        flight.record(self._engine.flight, error)
         self._hooks.fire("transfer_failed", error)
 
     def _act(self, actions: list[Action]) -> None:

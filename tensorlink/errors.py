@@ -37,8 +37,11 @@ class TensorLinkError(Exception):
             for key, value in (("peer", self.peer), ("transport", self.transport), ("phase", self.phase))
             if value is not None and not _names(self.message, value)
         ]
-        text = self.message + (f" [{', '.join(where)}]" if where else "")
+        text = self._what() + (f" [{', '.join(where)}]" if where else "")
         return f"{text.removesuffix('.')}. {self.hint}" if self.hint else text
+
+    def _what(self) -> str:
+        return self.message
 
 
 def _names(message: str, value: str) -> bool:
@@ -73,7 +76,17 @@ class StaleRefError(TensorLinkError, LookupError):
 
 
 class TransferTimeoutError(TensorLinkError, TimeoutError):
-    """The deadline passed. Nothing was consumed, and nothing more is written to any buffer of the caller."""
+    """The deadline passed. Nothing was consumed, and nothing more is written to any buffer of the caller.
+
+    `waited` says for how long it waited for what, how far it had come, and when there were last news.
+    """
+
+    def __init__(self, message: str, *, waited: str | None = None, **fields: str | None) -> None:
+        super().__init__(message, **fields)
+        self.waited = waited
+
+    def _what(self) -> str:
+        return f"{self.message} ({self.waited})" if self.waited else self.message
 
 
 class TransferCancelledError(TensorLinkError):

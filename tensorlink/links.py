@@ -21,6 +21,7 @@ from tensorlink.errors import (
     TransferTimeoutError,
     TransportError,
 )
+from tensorlink.flight import doing, failed_over
 from tensorlink.lifecycle import Connected, Dialled, Unreached
 from tensorlink.settings import Settings
 from tensorlink.transports import registry
@@ -113,7 +114,8 @@ class Links:
         if link is not None:
             return link
         deadline = time.monotonic() + timeout
-        info = self._resolve(name, deadline, stop)
+        with doing(self._engine.flight, "connect", name, "name"):
+            info = self._resolve(name, deadline, stop)
         with self._lock_of(name):
             link = self.fast(name)
             if link is not None:
@@ -229,8 +231,9 @@ class Links:
     def _link(self, peer: PeerId, address: str, deadline: float) -> PeerLink:
         client = PeerClient(address, peer=peer.name, me=self.me, token=self._settings.token)
         try:
-            hello = self._hello(client, peer, deadline)
-            connection = self._connect_fastest(peer, hello.connect, client, deadline)
+            with doing(self._engine.flight, "connect", peer.name, "hello"):
+                hello = self._hello(client, peer, deadline)
+                connection = self._connect_fastest(peer, hello.connect, client, deadline)
         except PeerLostError as error:
             client.close()
             if isinstance(error, PeerRestartedError):
@@ -272,6 +275,7 @@ class Links:
     def fail_over(self, link: PeerLink, error: TensorLinkError) -> None:
         """A path has failed in use: it is avoided for a while, and the next use of the peer finds another, if there is one."""
         self.failovers[link.peer.name] = self.failovers.get(link.peer.name, 0) + 1
+        failed_over(self._engine.flight, link.peer.name, link.connection.transport, error)
         self._cool(link.peer, link.connection.transport, error)
         self.drop(link.peer)
 

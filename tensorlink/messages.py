@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
-from tensorlink import _core
+from tensorlink import _core, flight, recording
 from tensorlink.control import ControlClient
 from tensorlink.errors import (
     ClosedError,
@@ -109,8 +109,11 @@ class Messages:
         return self._send_aside(left, to, tag, timeout, path)
 
     def _send_aside(self, packed: _core.Packed, to: str, tag: str, timeout: float, path: str) -> Transfer:
-        operation = self._work.around(lambda stop: self._send_packed(packed, to, tag, timeout, stop))
-        return Background(operation, path, goes_on=True)
+        def send(stop: _core.Stop) -> None:
+            with flight.doing(self._engine.flight, "send", to, "room", tag):
+                self._send_packed(packed, to, tag, timeout, stop)
+
+        return Background(self._work.around(send), path, self._engine.flight, goes_on=True)
 
     def _offer_now(self, link: PeerLink, packed: _core.Packed, tag: str) -> bool:
         stored = self._store(link, packed, 0.0)
@@ -192,6 +195,7 @@ class Messages:
             return
         raise TransferTimeoutError(
             f"{link.peer.name} takes no messages",
+            waited=_core.waited(),
             peer=str(link.peer),
             transport=link.connection.transport,
             phase="send",
@@ -213,8 +217,9 @@ class Messages:
                 self._engine.announce(native, descriptor)
         frame = self._engine.frame(link.peer.name, link.peer.incarnation, tag, meta, descriptor, payload)
         try:
-            self._fill_holes(link, deadline)
-            link.client.deliver(0, tag, frame, max(0.001, deadline - time.monotonic()))
+            with flight.doing(self._engine.flight, "send", link.peer.name, "answer", tag):
+                self._fill_holes(link, deadline)
+                link.client.deliver(0, tag, frame, max(0.001, deadline - time.monotonic()))
         except BaseException:
             self._holes.setdefault(link.peer, deque()).append(_core.void_frame(frame))
             if stored is not None:
@@ -248,7 +253,7 @@ class Messages:
         if type(got) is _core.Message:
             return self.open(got, out, wait_s, like, None)
         if type(got) is _core.NoMessage:
-            error = self._nothing(source, tag, got)
+            error = self._nothing(source, tag, got, _core.waited)
             self._failed(error)
             raise error
         return got
@@ -303,7 +308,13 @@ class Messages:
         view = self._links.to_name(peer, timeout).connection.open(message.descriptor, timeout)
         return _looked_at(view, message, out, like, stop, timeout)
 
-    def _nothing(self, source: str | None, tag: str, why: _core.NoMessage | _core.Posted) -> TensorLinkError:
+    def _nothing(
+        self,
+        source: str | None,
+        tag: str,
+        why: _core.NoMessage | _core.Posted,
+        waited: Callable[[], str | None],
+    ) -> TensorLinkError:
         if why.lapsed and source is not None:
             return PeerLostError(
                 f"this process was silent for longer than its lease, so {source} may have given up what it waited for",
@@ -322,13 +333,13 @@ class Messages:
             )
         what = f"no message with tag {tag!r}" if tag else "no message"
         if source is None:
-            return TransferTimeoutError(f"{what} came in time", phase="recv")
+            return TransferTimeoutError(f"{what} came in time", waited=waited(), phase="recv")
         if self._control.known(source) is None:
             try:
                 self._control.resolve(source, 0.001)
             except PeerUnknownError as error:
                 return error
-        return TransferTimeoutError(f"{what} from {source} came in time", peer=source, phase="recv")
+        return TransferTimeoutError(f"{what} from {source} came in time", waited=waited(), peer=source, phase="recv")
 
 
 class PostedReceive(Transfer):
@@ -353,6 +364,7 @@ class PostedReceive(Transfer):
         self._tag = tag
         self._out = out
         self._like = like
+        self._timeout = timeout or 0.0
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._posted = engine.post(origin, tag)
         self._lock = threading.RLock()
@@ -378,13 +390,22 @@ class PostedReceive(Transfer):
         if message is None and self._engine.closed:
             return Finished(None, self.path, ClosedError("the endpoint was shut down", phase="recv"))
         if message is None:
-            return Finished(None, self.path, self._messages._nothing(self._source, self._tag, self._posted))
+            why = self._messages._nothing(self._source, self._tag, self._posted, self._waited)
+            return Finished(None, self.path, why)
         try:
             wait_s = self._left()
             result = self._messages.open(message, self._out, wait_s or 0.001, self._like, self._stop)
             return Finished(result, self.path)
         except Exception as error:
             return Finished(None, self.path, error)
+
+    def _waited(self, since: float | None = None) -> str | None:
+        if since is None:
+            since = time.monotonic() if self._deadline is None else self._deadline - self._timeout
+        return recording.waited("message", since, self._source or "", self._tag)
+
+    def _awaited(self) -> None:
+        self._engine.posted_awaited(self._posted)
 
     def done(self) -> bool:
         if self._outcome is None and (self._arrived() or self._left() == 0):
@@ -397,7 +418,7 @@ class PostedReceive(Transfer):
             wait_s = left if timeout is None else timeout if left < 0 else min(left, timeout)
             with contextlib.suppress(ClosedError):
                 if not self._engine.posted_wait(self._posted, wait_s) and self._left() != 0:
-                    raise TransferTimeoutError("the transfer has not ended", phase="wait")
+                    raise TransferTimeoutError("the transfer has not ended", waited=_core.waited(), phase="wait")
         return self._finish().wait()
 
     def cancel(self) -> bool:
@@ -427,6 +448,7 @@ class PostedReceive(Transfer):
         try:
             if not self._arrived():
                 left = self._left()
+                self._awaited()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._arrivals.next(self._arrived), None if left < 0 else left)
             if self._outcome is None and (self._out is not None or self._engine.posted_far(self._posted)):

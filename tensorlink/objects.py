@@ -149,7 +149,9 @@ class Objects:
                 return Finished(self.get(ref, None, like, timeout), path)
             except Exception as error:
                 return Finished(None, path, error)
-        return Background(self._work.around(lambda stop: self.get(ref, out, like, timeout, stop)), path)
+        return Background(
+            self._work.around(lambda stop: self.get(ref, out, like, timeout, stop)), path, self._engine.flight
+        )
 
     def empty(self, shape: Sequence[int] | int, dtype: Any, device: str, like: str, timeout: float) -> Any:
         """As `Endpoint.empty`."""

@@ -90,6 +90,8 @@ class Settings:
     """Every object gets a checksum when it is put, sent or published, and its readers check it."""
     max_bytes_per_s: int | None = None
     """What is sent to one peer on another host at most, in bulk; None: as fast as it goes."""
+    flight: str | None = None
+    """Directory of the flight recorder's files, `off` for none; None: where the sockets of this user lie."""
     log: str = "WARNING"
     """Level of the `tensorlink` logger."""
 

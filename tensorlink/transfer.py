@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from tensorlink import _core
+from tensorlink import _core, recording
 from tensorlink.errors import TransferCancelledError, TransferTimeoutError
 
 _SLICE_S = 0.002
@@ -50,6 +50,14 @@ class Transfer(ABC):
 
     @abstractmethod
     def __await__(self) -> Generator[Any, None, Any]: ...
+
+    def _waited(self, since: float | None = None) -> str | None:
+        """What it waits for, in one sentence; where nobody knows since when, since the time `since`."""
+        return None
+
+    def _awaited(self) -> None:
+        """Somebody waits for it, in more than one call: one with a thread of its own is told of already."""
+        return
 
 
 class InFlight:
@@ -114,17 +122,23 @@ class Background(Transfer):
     unless `goes_on`.
     """
 
-    def __init__(self, operation: Callable[[_core.Stop], Any], path: str, *, goes_on: bool = False) -> None:
+    def __init__(
+        self, operation: Callable[[_core.Stop], Any], path: str, recorder: _core.Flight, *, goes_on: bool = False
+    ) -> None:
         self.path = path
+        self._flight = recorder
         self._goes_on = goes_on
         self._work = _Work(operation)
 
     def done(self) -> bool:
         return self._work.ended.is_set()
 
+    def _waited(self, since: float | None = None) -> str | None:
+        return recording.told(self._flight.find(self._work.thread.native_id or 0))
+
     def wait(self, timeout: float | None = None) -> Any:
         if not self._work.ended.wait(timeout):
-            raise TransferTimeoutError("the transfer has not ended", phase="wait")
+            raise TransferTimeoutError("the transfer has not ended", waited=self._waited(), phase="wait")
         if self._work.error is not None:
             raise self._work.error
         return self._work.result
@@ -265,13 +279,16 @@ def wait(transfers: Sequence[Transfer], *, timeout: float | None, any: bool = Fa
 
     Raises: TransferTimeoutError: `timeout` seconds passed before. How each one ended is told by its `result()`.
     """
-    deadline = None if timeout is None else time.monotonic() + timeout
+    began = time.monotonic()
+    deadline = None if timeout is None else began + timeout
     while True:
         pending = [transfer for transfer in transfers if not transfer.done()]
         if not pending or (any and len(pending) < len(transfers)):
             return [transfer for transfer in transfers if transfer not in pending]
+        pending[0]._awaited()
         left = _SLICE_S if deadline is None else min(deadline - time.monotonic(), _SLICE_S)
         if left <= 0:
-            raise TransferTimeoutError(f"{len(pending)} of {len(transfers)} transfers have not ended", phase="wait")
+            what = f"{len(pending)} of {len(transfers)} transfers have not ended"
+            raise TransferTimeoutError(what, waited=pending[0]._waited(began), phase="wait")
         with contextlib.suppress(Exception):
             pending[0].wait(left)

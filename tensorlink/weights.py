@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from tensorlink import _core
+from tensorlink import _core, flight
 from tensorlink.api import current
 from tensorlink.endpoint import Endpoint, Timeout
 from tensorlink.errors import (
@@ -265,7 +265,8 @@ class WeightSubscriber:
         self._check()
         wait_s = self._endpoint._waiting(timeout)
         path = self._source.connection.transport if self._source else ""
-        return Background(lambda stop: self._pull(min_version, wait_s, stream, stop), path)
+        recorder = self._endpoint._engine.flight
+        return Background(lambda stop: self._pull(min_version, wait_s, stream, stop), path, recorder)
 
     def stats(self) -> dict[str, Any]:
         """Counters: `version`; `pulls` that copied; `bytes` and `seconds` of the last one, `waited_seconds` before it
@@ -295,28 +296,40 @@ class WeightSubscriber:
     def _pull(self, min_version: int | None, timeout: float | None, stream: bool, stop: _core.Stop | None) -> int:
         limit = _Limit(timeout, stop, self._check)
         began = time.perf_counter()
-        waited = False
         while not self._lock.acquire(timeout=limit.slice()):
             limit.check(lambda: "another pull of this subscriber has not ended")
         try:
-            while True:
-                source = self._find(limit, restart_ends=waited and min_version is not None)
-                try:
-                    version = self._attempt(source, min_version, limit, stream, began)
-                except (PeerLostError, TransportError) as error:
-                    broken = isinstance(error, TransportError) or not source.connection.up
-                    self._lose(source, broken=broken, restart_ends=min_version is not None)
-                    continue
-                if version is not None:
-                    return version
-                waited = True
-                limit.check(lambda: self._late(source, min_version))  # noqa: B023
+            with contextlib.ExitStack() as waiting:
+                return self._follow(min_version, limit, stream, began, waiting)
         except TensorLinkError as error:
             error.phase = error.phase or "pull"
             self._endpoint._report(error)
             raise
         finally:
             self._lock.release()
+
+    def _follow(
+        self, min_version: int | None, limit: _Limit, stream: bool, began: float, waiting: contextlib.ExitStack
+    ) -> int:
+        """The version that `into` then holds. From the first time that it has to wait it is in flight, until `waiting` ends."""
+        waited = False
+        while True:
+            source = self._find(limit, restart_ends=waited and min_version is not None)
+            try:
+                version = self._attempt(source, min_version, limit, stream, began)
+            except (PeerLostError, TransportError) as error:
+                broken = isinstance(error, TransportError) or not source.connection.up
+                self._lose(source, broken=broken, restart_ends=min_version is not None)
+                continue
+            if version is not None:
+                return version
+            if not waited:
+                waiting.enter_context(self._doing(source.peer.name, "version"))
+            waited = True
+            limit.check(lambda: self._late(source, min_version))  # noqa: B023
+
+    def _doing(self, peer: str, phase: str) -> contextlib.AbstractContextManager[None]:
+        return flight.doing(self._endpoint._engine.flight, "pull", peer, phase, self.name)
 
     def _attempt(
         self, source: _Source, min_version: int | None, limit: _Limit, stream: bool, began: float
@@ -388,6 +401,10 @@ class WeightSubscriber:
             return source if restart_ends else self._successor(source, limit) or source
         if source is not None:
             self._lose(source, broken=True, restart_ends=restart_ends)
+        with self._doing("", "publisher"):
+            return self._look_for(limit)
+
+    def _look_for(self, limit: _Limit) -> _Source:
         while True:
             try:
                 found = self._connect(limit)
@@ -502,7 +519,7 @@ class _Limit:
         self.check_stop()
         self._alive()
         if self.over():
-            raise TransferTimeoutError(late(), phase="pull")
+            raise TransferTimeoutError(late(), waited=_core.waited(), phase="pull")
 
 
 def _add(stats: dict[str, Any], nbytes: int, seconds: float) -> None:

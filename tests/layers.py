@@ -11,6 +11,8 @@ from dataclasses import dataclass
 RANKS = {
     "errors": 0,
     "_core": 0,
+    "recording": 1,
+    "flight": 2,
     "protocol": 1,
     "network": 1,
     "types": 2,

@@ -6,6 +6,7 @@ namespace tl::python {
 
 void bind_codec(nanobind::module_& module);   // objects <-> meta and payload
 void bind_digest(nanobind::module_& module);  // checksums and authentication
+void bind_flight(nanobind::module_& module);  // the flight recorder
 void bind_engine(nanobind::module_& module);  // pool, connections, messages
 
 }  // namespace tl::python

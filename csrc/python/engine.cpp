@@ -11,6 +11,7 @@
 #include "python/bind.h"
 #include "python/codec.h"
 #include "python/gil.h"
+#include "python/waited.h"
 #include "python/store.h"
 #include "python/views.h"
 #include "python/wait.h"
@@ -54,6 +55,7 @@ void translate(const std::exception_ptr& pointer, void*) {
   } catch (const Error& error) {
     nb::object type = nb::module_::import_("tensorlink.errors").attr(error_name(error.fault));
     nb::object value = type(error.what());
+    if (error.fault == Fault::timeout) value.attr("waited") = waited();
     if (error.fault == Fault::transport) value.attr("code") = error.code;
     PyErr_SetObject(type.ptr(), value.ptr());
   }
@@ -72,6 +74,17 @@ nb::object unpack_message(const Message& message, nb::handle like) {
 nb::object fill_message(const Message& message, nb::handle out, Stop* stop, double timeout_s) {
   Extent extent{message.payload(), message.payload_size};
   return nb::steal(fill_from(message.meta(), &extent, 1, out.ptr(), {stop, timeout_s}));
+}
+
+// A receive, with what is known of the connection to the peer.
+Doing receiving(Engine& engine, SourceId source, std::string_view tag) {
+  Doing doing{"recv", "message", source == kAnySource ? std::string() : engine.inbox().name(source), 0, "", std::string(tag)};
+  auto connection = engine.connection(doing.peer);
+  if (!connection) return doing;
+  doing.incarnation = connection->peer.incarnation;
+  doing.transport = connection->carrier();
+  doing.news_ns = connection->heard(now_ns());
+  return doing;
 }
 
 struct NoMessage {
@@ -96,7 +109,7 @@ Received receive(Engine& engine, SourceId source, std::string_view tag, double t
     result.lapsed = inbox.lapses() != lapses;
     return result.lost || result.lapsed;
   };
-  wait_for(engine, ready, deadline_of(timeout_s));
+  wait_for(engine, ready, deadline_of(timeout_s), [&] { return receiving(engine, source, tag); });
   return result;
 }
 
@@ -164,9 +177,16 @@ nb::object send_object(Connection& connection, nb::handle object, nb::str tag) {
   return nb::cast(std::move(packed));
 }
 
+// False: the receiver did not take what came before in time.
+bool send_when_taken(Engine& engine, Connection& connection, const Connection::Outgoing& message, double timeout_s) {
+  auto describe = [&] {
+    return Doing{"send", "credit", connection.peer.name, connection.peer.incarnation, connection.carrier(), std::string(message.tag), 0, connection.heard(now_ns())};
+  };
+  return wait_for(engine, [&] { return connection.try_send(message); }, deadline_of(timeout_s), describe);
+}
+
 bool send_packed(Engine& engine, Connection& connection, const Packed& packed, const std::string& tag, double timeout_s) {
-  auto message = outgoing(packed, tag);
-  return wait_for(engine, [&] { return connection.try_send(message); }, deadline_of(timeout_s));
+  return send_when_taken(engine, connection, outgoing(packed, tag), timeout_s);
 }
 
 void announce(Engine& engine, Connection& connection, nb::bytes descriptor) {
@@ -176,7 +196,7 @@ void announce(Engine& engine, Connection& connection, nb::bytes descriptor) {
 bool send_offer(Engine& engine, Connection& connection, nb::bytes descriptor, nb::bytes meta, const std::string& tag, double timeout_s) {
   announce(engine, connection, descriptor);
   Connection::Outgoing message{tag, text(meta), text(descriptor)};
-  return wait_for(engine, [&] { return connection.try_send(message); }, deadline_of(timeout_s));
+  return send_when_taken(engine, connection, message, timeout_s);
 }
 
 nb::object read_board(const Connection& connection, const std::string& name) {
@@ -189,7 +209,8 @@ nb::object read_board(const Connection& connection, const std::string& name) {
 bool wait_board(Engine& engine, Connection& connection, const std::string& name, uint64_t version, double timeout_s) {
   Notice notice;
   auto ready = [&] { return (connection.notice(name, notice) && notice.version >= version) || !connection.up(); };
-  return wait_for(engine, ready, deadline_of(timeout_s));
+  auto describe = [&] { return Doing{"pull", "version", connection.peer.name, connection.peer.incarnation, connection.carrier(), name}; };
+  return wait_for(engine, ready, deadline_of(timeout_s), describe);
 }
 
 nb::dict counters(const Connection& connection) {
@@ -281,7 +302,7 @@ nb::dict usage(Engine& engine) {
 }
 
 nb::object empty_array(Engine& engine, uint64_t nbytes, double timeout_s) {
-  auto block = allocate(engine, nbytes, timeout_s);
+  auto block = allocate(engine, nbytes, timeout_s, "empty");
   if (!block) return nb::none();
   {
     Released released;
@@ -298,7 +319,7 @@ void bind_stored(nb::module_& module) {
       .def_prop_ro("claim", &Stored::claim)
       .def_prop_ro("descriptor", [](const Stored& s) { return to_bytes(s.descriptor()); })
       .def_prop_ro("meta", [](const Stored& s) { return to_bytes(s.meta()); }, "Empty: it is in the pool, too.")
-      .def("fill", &Stored::fill, nb::call_guard<nb::gil_scoped_release>(), "Copies what isn't there yet. Readers may have begun.");
+      .def("fill", &Stored::fill, nb::call_guard<Released>(), "Copies what isn't there yet. Readers may have begun.");
 }
 
 int heartbeat_state(Engine& engine) { return static_cast<int>(engine.heartbeat().state()); }
@@ -347,8 +368,13 @@ void bind_traffic(Class& engine) {
       .def("posted_far", [](Engine& e, const Posted& p) { return e.inbox().is_far(p); }, "posted"_a,
            "Whether its message has come, and what that offers is still on another host.")
       .def("posted_wait", [](Engine& e, const std::shared_ptr<Posted>& p, double timeout_s) {
-        return wait_for(e, [&] { return e.inbox().complete(*p); }, deadline_of(timeout_s));
+        auto complete = [&] { return e.inbox().complete(*p); };
+        if (e.inbox().is_awaited(*p)) return wait_for(e, complete, deadline_of(timeout_s));
+        return wait_for(e, complete, deadline_of(timeout_s), [&] { return receiving(e, p->source, p->tag); });
       }, "posted"_a, "timeout_s"_a)
+      .def("posted_awaited", [](Engine& e, const std::shared_ptr<Posted>& p) {
+        e.inbox().awaited(*p, e.flight(), receiving(e, p->source, p->tag));
+      }, "posted"_a, "Somebody awaits it, and no thread: to the flight recorder it is in flight until it has ended.")
       .def("posted_collect", [](Engine& e, const std::shared_ptr<Posted>& p) { return e.inbox().collect(p); }, "posted"_a,
            "Its message, or None: it was still waiting (and is withdrawn), or its source is down.")
       .def("send_packed", send_packed, "connection"_a, "packed"_a, "tag"_a, "timeout_s"_a, "False: no room before the deadline.")
@@ -382,12 +408,13 @@ void bind_engine(nb::module_& module) {
   bind_views(module);
   nb::class_<Engine> engine(module, "Engine", "Pool, connections and messages of one endpoint.");
   engine
-      .def("__init__", [](Engine* self, std::string name, std::string path, nb::bytes key, uint64_t pool_bytes) {
-        new (self) Engine(std::move(name), std::move(path), to_key(key), pool_bytes);
-      }, "name"_a, "path"_a, "key"_a, "pool_bytes"_a)
+      .def("__init__", [](Engine* self, std::string name, std::string path, nb::bytes key, uint64_t pool_bytes, const std::string& flight) {
+        new (self) Engine(std::move(name), std::move(path), to_key(key), pool_bytes, flight);
+      }, "name"_a, "path"_a, "key"_a, "pool_bytes"_a, "flight"_a = "")
       .def("start", &Engine::start, "incarnation"_a)
       .def("close", &Engine::close, nb::call_guard<Released>())
       .def_prop_ro("closed", &Engine::closed)
+      .def_prop_ro("flight", [](Engine& e) { return e.flight(); }, "Its flight recorder.")
       .def("connect", [](Engine& e, const std::string& path, nb::bytes key, const std::string& name, uint64_t incarnation, double timeout_s) {
         Key k = to_key(key);
         Released released;

@@ -1,10 +1,10 @@
 #include <algorithm>
 #include <cstring>
-#include <ctime>
 #include <tuple>
 #include <unordered_map>
 
 #include "copy.h"
+#include "flight.h"
 #include "python/codec.h"
 
 namespace tl::python {
@@ -13,12 +13,6 @@ namespace {
 
 constexpr uint64_t piece_nbytes = 8 << 20;  // between two looks at the clock: well under a millisecond
 constexpr size_t listed = 10;
-
-int64_t now_ns() {
-  timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return time.tv_sec * int64_t{1000000000} + time.tv_nsec;
-}
 
 // Pairs the tensors of a message with those of `out` by their place in the tree; scalars are ignored.
 class Matcher {
@@ -154,9 +148,12 @@ Outcome FillPlan::run(const Extent* extents, size_t count, const std::atomic<boo
   for (size_t i = 0; i < count; ++i) sizes.push_back(extents[i].nbytes);
   tree_.check_places(sizes.data(), count);
   uint64_t since = piece_nbytes;  // bytes since the last look: small tensors share one
+  uint64_t begun = 0;  // bytes of the pieces that are done, and of the one that comes next
   const auto halted = [&](uint64_t next) {
+    begun += next;
     if ((since += next) < piece_nbytes) return Outcome::done;
     since = next;
+    Activity::moved(begun - next);
     if (stop.load(std::memory_order_acquire)) return Outcome::stopped;
     return deadline_ns && now_ns() >= deadline_ns ? Outcome::timed_out : Outcome::done;
   };

@@ -10,18 +10,20 @@ constexpr uint64_t kViewFrom = 64u << 10;
 }  // namespace
 
 MappedView::MappedView(Engine& engine, std::shared_ptr<ShmConnection> connection, Descriptor descriptor, double timeout_s)
-    : View(connection, std::move(descriptor)), lease_(connection->hold(descriptor_.claim, descriptor_.extents)) {
+    : View(engine, connection, std::move(descriptor)), lease_(connection->hold(descriptor_.claim, descriptor_.extents)) {
   if (!lease_->ready()) await_mappings(engine, *connection, timeout_s);
 }
 
 void MappedView::await_mappings(Engine& engine, ShmConnection& connection, double timeout_s) {
   constexpr int64_t kAskAgain = 100'000'000;
+  Activity activity(engine.flight());  // one, however often it asks
   for (int64_t deadline = deadline_of(timeout_s);;) {
     uint32_t missing = lease_->missing();
     connection.note(NoteKind::want, missing);
     bool refused = false;
     int64_t until = std::min(deadline, now_ns() + kAskAgain);
-    wait_for(engine, [&] { return lease_->ready() || (refused = connection.refused_segment(missing)) || connection.gone(); }, until);
+    auto describe = [&] { return Doing{"get", "mapping", connection.peer.name, connection.peer.incarnation, connection.carrier(), {}, nbytes_}; };
+    wait_for(engine, [&] { return lease_->ready() || (refused = connection.refused_segment(missing)) || connection.gone(); }, until, describe);
     if (lease_->ready()) return;
     if (refused) throw Error(Fault::stale, "the memory that the handle names was given back");
     if (connection.gone()) throw Error(Fault::lost, connection.peer.name + " went before its memory was mapped");

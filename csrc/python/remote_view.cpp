@@ -22,7 +22,7 @@ bool in_main_thread() { return ::syscall(SYS_gettid) == ::getpid(); }
 }  // namespace
 
 RemoteView::RemoteView(Engine& engine, const std::shared_ptr<TcpConnection>& connection, Descriptor descriptor)
-    : View(connection, std::move(descriptor)), engine_(engine), tcp_(connection) {}
+    : View(engine, connection, std::move(descriptor)), tcp_(connection) {}
 
 RemoteView::~RemoteView() {
   if (relay_.descriptor.claim) engine_.release(relay_.descriptor.claim);
@@ -87,7 +87,7 @@ void RemoteView::allocate(const Limit& limit) {
     data = own.get();
     keep_ = std::move(own);
   } else {
-    auto block = nbytes_ > engine_.arena()->budget() ? nullptr : python::allocate(engine_, total, limit.timeout_s < 0 ? 60 : limit.timeout_s);
+    auto block = nbytes_ > engine_.arena()->budget() ? nullptr : python::allocate(engine_, total, limit.timeout_s < 0 ? 60 : limit.timeout_s, "read");
     if (!block) throw Error(Fault::no_room, "no room in the pool of this process for the " + std::to_string(nbytes_) + " bytes that are to be read");
     Released released;
     engine_.arena()->warm(*block);

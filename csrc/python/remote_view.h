@@ -25,7 +25,6 @@ class RemoteView : public View {
   bool bring_into(const FillPlan& plan, const Limit& limit);
   std::vector<tl::Extent> payload_extents() const;
 
-  Engine& engine_;
   std::shared_ptr<TcpConnection> tcp_;
   std::shared_ptr<void> keep_;
   std::shared_ptr<Block> block_;  // the same, where it is of the pool

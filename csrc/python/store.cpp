@@ -36,6 +36,19 @@ struct Room {
   static constexpr uint64_t kAlign = 64;
 };
 
+// Who waits for room waits for the one that holds most.
+Doing room(Engine& engine, uint64_t nbytes, const char* what) {
+  Doing doing{what, "room"};
+  uint64_t most = 0;
+  for (auto& connection : engine.connections()) {
+    uint64_t held = 0;
+    connection->visit_holds([&](ClaimId id) { held += engine.claims().nbytes(id); });
+    if (held > most) most = held, doing.peer = connection->peer.name, doing.incarnation = connection->peer.incarnation, doing.transport = connection->carrier();
+  }
+  doing.total = nbytes;
+  return doing;
+}
+
 // The memory that a tensor's elements span: negative strides reach below its address.
 std::pair<const char*, uint64_t> span_of(const Packed& packed, const PackedLeaf& leaf) {
   if (leaf.dense) return {leaf.data, leaf.nbytes};
@@ -52,14 +65,14 @@ std::pair<const char*, uint64_t> span_of(const Packed& packed, const PackedLeaf&
 
 }  // namespace
 
-std::shared_ptr<Block> allocate(Engine& engine, uint64_t nbytes, double timeout_s) {
+std::shared_ptr<Block> allocate(Engine& engine, uint64_t nbytes, double timeout_s, const char* what) {
   // First take back what readers have dropped: a warm block is worth far more than the look costs.
   if (engine.restless()) engine.sweep();
   std::shared_ptr<Block> block = engine.arena()->allocate(nbytes);
   if (block || nbytes > engine.arena()->budget()) return block;
   if (!engine.restless()) return nullptr;  // no reader will free anything: waiting could only time out
   Engine::RoomWaiter waiter(engine);
-  wait_for(engine, [&] { return engine.sweep(), (block = engine.arena()->allocate(nbytes)) != nullptr; }, deadline_of(timeout_s));
+  wait_for(engine, [&] { return engine.sweep(), (block = engine.arena()->allocate(nbytes)) != nullptr; }, deadline_of(timeout_s), [&] { return room(engine, nbytes, what); });
   return block;
 }
 
@@ -94,7 +107,7 @@ std::unique_ptr<Stored> store(Engine& engine, const Packed& packed, uint64_t rea
   const bool beside = packed.meta.size() <= inline_meta, checked = checksum || engine.verifies();
   later &= !checked && packed.nbytes >= kLaterFrom;
   const Room room(packed, beside);
-  auto block = allocate(engine, room.nbytes, timeout_s);
+  auto block = allocate(engine, room.nbytes, timeout_s, reader ? "send" : "put");
   if (!block) return nullptr;
   const tl::Extent extent = block->extent();
   char* data = block->data();
@@ -131,7 +144,7 @@ nb::object expose(Engine& engine, uintptr_t address, uint64_t nbytes) {
     const tl::Extent& extent = block->extent();
     descriptor.extents.push_back({extent.segment, extent.offset + static_cast<uint64_t>(data - block->data()), nbytes});
   } else {
-    if (!(block = allocate(engine, nbytes, 0))) return nb::none();
+    if (!(block = allocate(engine, nbytes, 0, "expose"))) return nb::none();
     Released released;
     engine.arena()->warm(*block);
     copy_bytes(block->data(), data, nbytes);

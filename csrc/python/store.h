@@ -11,8 +11,8 @@ namespace tl::python {
 // Frames up to this size carry their payload; larger objects are offered from the pool.
 constexpr uint64_t kEagerLimit = 32u << 10;
 
-// Waits for room while readers may still make some; null: none before the deadline.
-std::shared_ptr<Block> allocate(Engine& engine, uint64_t nbytes, double timeout_s);
+// Waits for room while readers may still make some; null: none before the deadline. `what` wants it, to the flight recorder.
+std::shared_ptr<Block> allocate(Engine& engine, uint64_t nbytes, double timeout_s, const char* what);
 
 // An object in the pool, under a claim that is its user's to release. It may be claimed before its bytes are there: readers on other
 // hosts can then begin, and follow its filling.

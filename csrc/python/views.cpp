@@ -33,8 +33,14 @@ std::unique_ptr<View> View::open(Engine& engine, const std::shared_ptr<Connectio
   return std::make_unique<MappedView>(engine, std::static_pointer_cast<ShmConnection>(connection), std::move(descriptor), timeout_s);
 }
 
-View::View(const std::shared_ptr<Connection>& connection, Descriptor descriptor) : connection_(connection), descriptor_(std::move(descriptor)) {
+View::View(Engine& engine, const std::shared_ptr<Connection>& connection, Descriptor descriptor)
+    : engine_(engine), connection_(connection), descriptor_(std::move(descriptor)) {
   for (size_t i = 0; i < descriptor_.payload_count(); ++i) nbytes_ += descriptor_.extents[i].nbytes;
+}
+
+void View::copying(Activity& activity) const {
+  if (nbytes_ < Flight::kLarge) return;
+  activity.begin({"get", "copy", connection_->peer.name, connection_->peer.incarnation, connection_->carrier(), {}, nbytes_});
 }
 
 void View::verify(const std::vector<Extent>& spans, std::string_view meta) const {
@@ -57,19 +63,26 @@ void View::read() {
 
 PyObject* View::fill(std::string_view beside, PyObject* out, const Limit& limit) {
   const std::vector<Extent>& spans = payload(limit);
+  Activity activity(engine_.flight());
+  copying(activity);
   PyObject* result = fill_from(meta(beside, limit), spans.data(), spans.size(), out, limit);
   read();
   return result;
 }
 
 void View::refill(Refill& target, bool through, const Limit& limit) {
-  target.run(payload(limit), through ? limit : Limit{});
+  const std::vector<Extent>& spans = payload(limit);
+  Activity activity(engine_.flight());
+  copying(activity);
+  target.run(spans, through ? limit : Limit{});
   read();
 }
 
 void View::copy_to(uintptr_t address, const Limit& limit) {
   constexpr uint64_t kPiece = 8u << 20;
   const std::vector<Extent>& spans = payload(limit);
+  Activity activity(engine_.flight());
+  copying(activity);
   Released released;
   char* to = reinterpret_cast<char*>(address);
   for (const Extent& span : spans)
@@ -78,6 +91,7 @@ void View::copy_to(uintptr_t address, const Limit& limit) {
       uint64_t n = std::min(kPiece, span.nbytes - at);
       copy_bytes(to, span.data + at, n);
       to += n;
+      if (activity.begun()) activity->moved(at + n, now_ns());
     }
 }
 

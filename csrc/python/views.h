@@ -38,11 +38,14 @@ class View {
   virtual void copy_to(uintptr_t address, const Limit& limit);
 
  protected:
-  View(const std::shared_ptr<Connection>& connection, Descriptor descriptor);
+  View(Engine& engine, const std::shared_ptr<Connection>& connection, Descriptor descriptor);
+  // From here on this thread copies the payload: told where that takes a while.
+  void copying(Activity& activity) const;
   // Throws Fault::corrupt: these, and the meta if it lies in the pool, aren't what the checksum was made of.
   void verify(const std::vector<Extent>& spans, std::string_view meta) const;
   void read();
 
+  Engine& engine_;
   std::shared_ptr<Connection> connection_;
   Descriptor descriptor_;  // `counted`: and not yet acknowledged
   uint64_t nbytes_ = 0;

@@ -34,6 +34,7 @@ void inbox_tests();
 void segments_tests();
 void hmac_tests();
 void crc32c_tests();
+void flight_tests();
 void tcp_tests();
 
 // Source: Marsaglia, "Xorshift RNGs", 2003.

@@ -14,6 +14,7 @@ int main(int count, char** names) {
       {"ring", tl::test::ring_tests},   {"holds", tl::test::holds_tests},       {"board", tl::test::board_tests},
       {"inbox", tl::test::inbox_tests}, {"segments", tl::test::segments_tests},
       {"hmac", tl::test::hmac_tests},   {"crc32c", tl::test::crc32c_tests},
+      {"flight", tl::test::flight_tests},
 #endif
   };
   int ran = 0;

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from tensorlink.cli import coordinator, peers
+from tensorlink.cli import coordinator, flight, peers
 from tensorlink.errors import TensorLinkError
 
 app = typer.Typer(
@@ -37,4 +37,5 @@ def _root() -> None:
 
 
 command(coordinator.coordinator)
+command(flight.flight)
 command(peers.peers)

@@ -8,7 +8,7 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Sequence
 
-from tensorlink import _core
+from tensorlink import _core, recording
 from tensorlink.errors import (
     AuthenticationError,
     ClosedError,
@@ -66,10 +66,11 @@ class EngineFetch:
     def wait(self, timeout: float) -> None:
         self._thread.join(max(timeout, 0.0))
         if self._thread.is_alive():
+            waited = recording.told(self._connection.flight.find(self._thread.native_id or 0))
             self.cancel()
             if isinstance(self._error, TransferCancelledError):
                 self._error = TransferTimeoutError(
-                    "the copy did not end in time", peer=str(self._connection.peer), phase="fetch"
+                    "the copy did not end in time", waited=waited, peer=str(self._connection.peer), phase="fetch"
                 )
         if self._error is not None:
             raise self._error
@@ -85,6 +86,7 @@ class EngineConnection(Connection):
     def __init__(self, transport: str, engine: _core.Engine, native: _core.Connection) -> None:
         self.transport = transport
         self.peer = PeerId(native.peer_name, native.peer_incarnation)
+        self.flight = engine.flight
         self._engine = engine
         self._native = native
         self._lock = threading.Lock()
