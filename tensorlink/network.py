@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import asyncio
 import errno
 import fcntl
 import ipaddress
@@ -225,6 +226,18 @@ def connectable(host: str, port: int, timeout: float) -> str:
     with socket.create_connection((host, port), timeout) as probe:
         found = probe.getpeername()
     return join_address(_host_of(found), found[1])
+
+
+async def refuses(host: str, port: int, timeout: float = 2.0) -> bool:
+    """Whether that host says that nobody listens there. False: somebody does, or nothing is heard."""
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), timeout)
+    except ConnectionRefusedError:
+        return True
+    except (OSError, TimeoutError):
+        return False
+    writer.transport.abort()
+    return False
 
 
 def _host_of(found: tuple[Any, ...]) -> str:

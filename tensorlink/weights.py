@@ -319,7 +319,7 @@ class WeightSubscriber:
                 version = self._attempt(source, min_version, limit, stream, began)
             except (PeerLostError, TransportError) as error:
                 broken = isinstance(error, TransportError) or not source.connection.up
-                self._lose(source, broken=broken, restart_ends=min_version is not None)
+                self._lose(source, error, broken=broken, restart_ends=min_version is not None)
                 continue
             if version is not None:
                 return version
@@ -336,12 +336,12 @@ class WeightSubscriber:
     ) -> int | None:
         """The version that `into` then holds; None: not yet, a little time has passed. Raises: PeerLostError."""
         notice = source.lane.read_board(self.name)
-        if notice is None or notice[0] < (min_version or 0):
-            self._wait(source, min_version or 0, limit)
-            return None
-        version, descriptor = notice
+        version, descriptor = notice or (-1, b"")
         if descriptor == _CLOSED:
             self._await_reopening(source, version, limit)
+            return None
+        if version < (min_version or 0):
+            self._wait(source, min_version or 0, limit)
             return None
         if self._have == (source.peer, version):
             return int(version)
@@ -392,7 +392,12 @@ class WeightSubscriber:
         with contextlib.suppress(PeerUnknownError):
             if self._endpoint._control.find(_service(self.name), 0.001).id == source.peer:
                 return self._wait(source, last + 1, limit)
-        raise PeerLostError(f"{source.peer.name} has closed its publisher of {self.name!r}", peer=str(source.peer))
+        raise PeerLostError(
+            f"{source.peer.name} has closed its publisher of {self.name!r}",
+            peer=str(source.peer),
+            phase="pull",
+            hint="Pull again once somebody publishes under that name",
+        )
 
     def _find(self, limit: _Limit, *, restart_ends: bool) -> _Source:
         """The publisher that was read last, or the one that has the name now."""
@@ -400,7 +405,7 @@ class WeightSubscriber:
         if source is not None and source.connection.up:
             return source if restart_ends else self._successor(source, limit) or source
         if source is not None:
-            self._lose(source, broken=True, restart_ends=restart_ends)
+            self._lose(source, None, broken=True, restart_ends=restart_ends)
         with self._doing("", "publisher"):
             return self._look_for(limit)
 
@@ -441,7 +446,7 @@ class WeightSubscriber:
             raise NoPathError(f"{connection.transport} cannot carry weights", peer=str(peer), phase="pull")
         return _Source(peer, address, connection, lane)
 
-    def _lose(self, source: _Source, *, broken: bool, restart_ends: bool) -> None:
+    def _lose(self, source: _Source, why: TensorLinkError | None, *, broken: bool, restart_ends: bool) -> None:
         """Returns when there is somebody to pull from; if it is only the path that is `broken`, the same publisher over a new
         connection. Raises: PeerLostError: there is none, or it must be told of."""
         self._source, self._gone = None, source.peer
@@ -466,15 +471,18 @@ class WeightSubscriber:
                     hint=f"Pull again: {info.id} publishes now, and its versions need not go on from the last",
                 )
             time.sleep(0.005)  # the coordinator has not noticed yet
+        if why is not None and source.connection.up:
+            raise why
         raise self._endpoint._links.lost(source.peer, source.connection.transport, "pull")
 
     def _nobody(self) -> str:
-        gone = f" since {self._gone} has gone" if self._gone else ""
+        gone = f" since {self._gone} has gone or closed its publisher" if self._gone else ""
         return f"nobody publishes weights {self.name!r}{gone}"
 
     def _never(self, error: PeerUnknownError) -> TensorLinkError:
         if self._gone is None:
-            return error
+            hint = error.hint and error.hint.replace(_service(""), "")
+            return PeerUnknownError(self._nobody(), phase="pull", hint=hint)
         return PeerLostError(self._nobody(), peer=str(self._gone), phase="pull", hint="Start the publisher again")
 
     def _late(self, source: _Source, min_version: int | None) -> str:

@@ -271,6 +271,19 @@ def test_a_killed_sender(pair: Pair, join: Callable[..., Peer]) -> None:
         a.call(tl.send, 1, "sender")
 
 
+def test_a_killed_peer_is_back_under_its_name_at_once(pair: Pair, join: Callable[..., Peer]) -> None:
+    a, _ = pair
+    first = join(1, "phoenix")
+    first.call(send_each, ["before"], "a")
+    assert a.call(receive_each, 1, "phoenix") == ["before"]
+    first.kill()
+    began = time.monotonic()
+    second = join(1, "phoenix")
+    assert time.monotonic() - began < SOON_S, "its lease didn't have to run out"
+    second.call(send_each, ["after"], "a")
+    assert a.call(receive_each, 1, None) == ["after"]
+
+
 def receive_some(source: str) -> int:
     tl.recv(source)
     return 1

@@ -127,7 +127,7 @@ def test_a_version_that_is_there_needs_no_time(trainer: tl.Endpoint, worker: tl.
 
 def test_nobody_publishes(worker: tl.Endpoint) -> None:
     subscriber = tl.WeightSubscriber("polcy", state(0), endpoint=worker)
-    with pytest.raises(tl.PeerUnknownError):
+    with pytest.raises(tl.PeerUnknownError, match="nobody publishes weights 'polcy'"):
         subscriber.pull(timeout=0.05)
 
 
@@ -406,3 +406,15 @@ def test_manifests_of_real_models(name: str, trainer: tl.Endpoint, worker: tl.En
         subscriber.pull()
     assert all(torch.equal(into[key].view(torch.uint8), live[key].view(torch.uint8)) for key in live if live[key].ndim)
     assert publisher.stats()["seconds"] + subscriber.stats()["seconds"] < 5.0
+
+
+def test_the_close_of_a_publisher_ends_a_wait_for_a_version(trainer: tl.Endpoint, worker: tl.Endpoint) -> None:
+    publisher = tl.WeightPublisher("policy", state(1))
+    subscriber = tl.WeightSubscriber("policy", into := state(0), endpoint=worker)
+    publisher.publish()
+    assert subscriber.pull() == 1
+    transfer = subscriber.ipull(min_version=9, timeout=None)
+    publisher.close()
+    with pytest.raises(tl.PeerLostError, match="closed its publisher of 'policy'"):
+        transfer.wait(20)
+    assert same(into, state(1)) and subscriber.version == 1

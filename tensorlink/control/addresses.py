@@ -7,6 +7,7 @@ listens for other hosts, `IP:PORT`.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -94,6 +95,16 @@ class Route:
         if not self.target:
             return f"{passed_over}, and it listens nowhere else"
         return f"{self.target} ({passed_over})" if passed_over else self.target
+
+
+def tcp_place(address: str) -> tuple[str, int] | None:
+    """Host and port where a peer listens for other hosts; None: it doesn't."""
+    for target in address.split(","):
+        if not target.startswith("unix:"):
+            with contextlib.suppress(ValueError):
+                host, port = network.split_address(target)
+                return (host, port) if port and network.is_ip(host) else None
+    return None
 
 
 def route_to(address: str) -> Route:

@@ -2,7 +2,8 @@
 
 A peer writes its 16-byte lease key; the answer is one byte, `EXTENDED` or `UNKNOWN` (join again). On a unix socket the
 kernel says who is at the other end, so a pidfd tells its death at once, even where a forked child keeps the stream
-open; a stream that closes ends the lease too. Over TCP a closed stream proves nothing: the lease runs out.
+open; a stream that closes ends the lease too. Over TCP a closed stream proves nothing, and the peer's own port is asked:
+if nobody listens there any more it has gone, else the lease runs out.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import time
 from pathlib import Path
 
 from tensorlink import network
+from tensorlink.control import addresses
 from tensorlink.control.membership import KEY_BYTES, Membership
 
 EXTENDED, UNKNOWN = b"\x00", b"\x01"
 MAX_STREAMS = 4096
 _MAX_UNKNOWN = 8
 _MAX_BUFFERED = 16 * KEY_BYTES
+_PAUSES_S = (0.0, 0.05, 0.2, 0.5)  # a process that ends closes one descriptor after the other
 
 
 class HeartbeatServer:
@@ -31,6 +34,7 @@ class HeartbeatServer:
         self.streams: set[_Stream] = set()
         self.bearers: dict[bytes, _Stream] = {}  # lease key -> the stream that brought its last beat
         self._server: asyncio.Server | None = None
+        self._asking: set[asyncio.Task[None]] = set()
 
     async def listen_unix(self, path: Path) -> str:
         """Listens on a unix socket and returns the address for peers."""
@@ -59,8 +63,27 @@ class HeartbeatServer:
         for stream in self.streams:
             stream.heard += gap_s
 
+    def find_out(self, key: bytes) -> None:
+        """Ends a lease whose stream has closed, if nobody listens any more where its peer did."""
+        task = asyncio.get_running_loop().create_task(self._find_out(key))
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+
+    async def _find_out(self, key: bytes) -> None:
+        lease = self.membership.by_key(key)
+        place = None if lease is None else addresses.tcp_place(lease.peer.address)
+        if place is None:
+            return
+        for pause_s in _PAUSES_S:
+            await asyncio.sleep(pause_s)
+            if await network.refuses(*place):
+                self.membership.end(key, "its process has gone: nobody listens where it did")
+                return
+
     def close(self) -> None:
         """Closes the listener and every stream."""
+        for task in self._asking:
+            task.cancel()
         if self._server is not None:
             self._server.close()
         for stream in list(self.streams):
@@ -155,8 +178,12 @@ class _Stream(asyncio.BufferedProtocol):
         self._release_pidfd()
         if self in self._server.streams:
             self._server.streams.discard(self)
-            if self._unbind() and self._local:
+            if not self._unbind():
+                return
+            if self._local:
                 self._server.membership.end(self.key, "its heartbeat stream closed")
+            else:
+                self._server.find_out(self.key)
 
     def close(self) -> None:
         """Ends the stream. Idempotent."""
