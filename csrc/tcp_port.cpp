@@ -91,7 +91,7 @@ void TcpPort::on_hello(int fd) {
     engine_.unwatch_fd(fd);
     return welcome(std::move(taken), heard);
   } catch (const Error& error) {
-    why = error.what();
+    why = error.fault == Fault::lost ? "it left before it had shown that it knows the key" : error.what();
   }
   refuse(pending.from, why);
   pending_.erase(fd);

@@ -89,7 +89,13 @@ class Links:
                 self.rejected[name] = why
         if not usable:
             rows = "; ".join(f"{name}: {why}" for name, why in self.rejected.items())
-            raise NoPathError(f"no transport can be used here ({rows or 'none is installed'})", phase="init")
+            raise NoPathError(
+                f"no transport can be used here ({rows or 'none is installed'})",
+                phase="init",
+                hint=None
+                if rows
+                else "Install the package with pip, a checkout by `pip install -e .`: a copy has no entry points",
+            )
         usable.sort(key=lambda row: row[:2])
         self.transports.update({name: transport for _, name, transport in usable})
 
@@ -158,7 +164,7 @@ class Links:
             peer=str(peer),
             transport=transport,
             phase=phase,
-            hint=(why and why.hint) or "It works again under its name once it is restarted",
+            hint=(why and why.hint) or "It works again under its name once it is restarted, or can be reached again",
         )
 
     def drop(self, peer: PeerId) -> None:

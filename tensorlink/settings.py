@@ -164,21 +164,21 @@ class Settings:
 
 
 def _parse(variable: str, name: str, text: str) -> Any:
-    convert = _PARSERS.get(name, str)
+    convert, kind = _PARSERS.get(name, (str, "text"))
     try:
         return convert(text)
     except (ValueError, KeyError):
-        raise ValueError(f"{variable} must be a {convert.__name__}, not {text!r}") from None
+        raise ValueError(f"{variable} must be {kind}, not {text!r}") from None
 
 
 def flag(text: str) -> bool:
     return {"1": True, "true": True, "0": False, "false": False}[text.lower()]
 
 
-_PARSERS: Mapping[str, Callable[[str], Any]] = {
-    "timeout": float,
-    "lease_s": float,
-    "pool_bytes": int,
-    "max_bytes_per_s": int,
-    "verify": flag,
+_PARSERS: Mapping[str, tuple[Callable[[str], Any], str]] = {
+    "timeout": (float, "a number of seconds"),
+    "lease_s": (float, "a number of seconds"),
+    "pool_bytes": (int, "a whole number of bytes"),
+    "max_bytes_per_s": (int, "a whole number of bytes"),
+    "verify": (flag, "0 or 1"),
 }

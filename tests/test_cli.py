@@ -37,6 +37,16 @@ def test_peers_without_a_coordinator(env: dict[str, str]) -> None:
     assert done.returncode == 1 and "no coordinator runs" in done.stderr and "Traceback" not in done.stderr
 
 
+def test_peers_of_a_coordinator_that_is_not_there(env: dict[str, str]) -> None:
+    done = run(env | {"TENSORLINK_COORDINATOR": "127.0.0.1:1", "TENSORLINK_TOKEN": "x"}, "peers")
+    assert done.returncode == 1 and "no coordinator answers at 127.0.0.1:1" in done.stderr
+
+
+def test_errors_keep_their_square_brackets(env: dict[str, str]) -> None:
+    done = run(env, "coordinator", "--listen", "0.0.0.0:0")
+    assert done.returncode == 1 and "[phase listen]" in done.stderr, done.stderr
+
+
 def test_coordinator_and_peers(env: dict[str, str]) -> None:
     server = subprocess.Popen(
         [sys.executable, "-m", "tensorlink.cli", "coordinator"], env=env, stdout=subprocess.PIPE, text=True

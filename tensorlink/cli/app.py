@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from tensorlink.cli import coordinator, flight, peers
 from tensorlink.errors import TensorLinkError
@@ -25,7 +26,8 @@ def command(function: Callable[..., Any]) -> None:
         try:
             function(*args, **kwargs)
         except (TensorLinkError, ValueError) as error:
-            Console(stderr=True).print(f"[red]error:[/red] {error}", highlight=False, soft_wrap=True)
+            text = escape(str(error))  # it has square brackets of its own
+            Console(stderr=True).print(f"[red]error:[/red] {text}", highlight=False, soft_wrap=True)
             raise typer.Exit(1) from None
 
     app.command()(run)

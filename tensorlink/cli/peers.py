@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from tensorlink.errors import PeerLostError
 from tensorlink.settings import Settings
 from tensorlink.types import PeerInfo
 
@@ -25,18 +26,25 @@ def peers(
 ) -> None:
     """List the peers that have joined."""
     from tensorlink.control import list_peers
-    from tensorlink.errors import PeerLostError
 
     settings = Settings.load(coordinator=coordinator, namespace=namespace)
     try:
         found = list_peers(settings, timeout)
-    except PeerLostError:
-        where = settings.coordinator or f"namespace {settings.namespace!r} of this host"
-        raise PeerLostError(f"no coordinator runs at {where}", hint="It starts with the first `init`") from None
+    except PeerLostError as error:
+        raise _unreached(settings, error) from None
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(peer) for peer in found], default=dict))
     else:
         Console().print(_table(found))
+
+
+def _unreached(settings: Settings, error: PeerLostError) -> PeerLostError:
+    if settings.coordinator is not None:
+        hint = "Is the address right, and does `tensorlink coordinator` run there?"
+        return PeerLostError(f"no coordinator answers at {settings.coordinator}: {error.message}", hint=hint)
+    where = f"namespace {settings.namespace!r} of this host"
+    hint = "It starts with the first `init`; that of several hosts is named by TENSORLINK_COORDINATOR"
+    return PeerLostError(f"no coordinator runs in {where}", hint=hint)
 
 
 def _table(found: list[PeerInfo]) -> Table:
