@@ -29,6 +29,7 @@ _JOIN_TRY_S = 30.0
 _HEARTBEAT_TRY_S = 5.0
 _CLOSE_S = 2.0
 _MIN_GRACE_S = 2.0
+_PATIENCE_S = 3.0
 _BACKOFF_S = (0.02, 1.0)
 
 Result = TypeVar("Result")
@@ -248,13 +249,17 @@ class ControlClient:
 
     def _join_until(self, deadline: float) -> Membership:
         backoff, most = _BACKOFF_S
+        began, told = time.monotonic(), False
         while True:
             try:
                 return self._join_once(deadline)
-            except (PeerLostError, TransferTimeoutError):
+            except (PeerLostError, TransferTimeoutError) as error:
                 left = deadline - time.monotonic()
                 if left <= 0 or self._closed:
                     raise
+                if not told and time.monotonic() - began > _PATIENCE_S:
+                    told = True
+                    log.warning("not joined yet, and %.0f s are left: %s", left, error)
                 time.sleep(min(backoff, left))
                 backoff = min(2 * backoff, most)
 
