@@ -163,9 +163,12 @@ class Endpoint:
         return self._hooks.on(event, callback)
 
     def stats(self) -> dict[str, Any]:
-        """Counters: `pool` (bytes, handles, and for each peer in `holders` its views, bytes and pid), `peers` (messages and
-        bytes; `retries` of reads whose stream broke; `failovers` to another transport), `queued` (messages that nobody has
-        received), `served_bytes` (sent to other hosts out of this process's memory). Doesn't block."""
+        """Counters: `pool` (bytes, handles, and for each peer in `holders` its views, bytes and pid), `peers`, `queued` (messages
+        that nobody has received), `served_bytes` (sent to other hosts out of this process's memory). Doesn't block.
+
+        `peers` has those that are connected now: `pid` (0: on another host), messages and the bytes that they carried
+        themselves (a large object is offered and counts in `bytes_read` of its reader), `retries` of reads whose stream broke,
+        and `failovers` to another transport if there were any. The counters of a connection end with it."""
         self._check_open()
         peers: dict[str, dict[str, Any]] = {}
         for native in self._engine.connections():
