@@ -81,9 +81,9 @@ class Claims {
     uint64_t generation = generations_[slot].load(std::memory_order_relaxed) + 1;
     ClaimId id = make_id(slot, generation);
     if (claim.passing()) ++passing_;
-    const bool claim_filling = claim.filling != nullptr;
+    const bool whole = !claim.filling;
     claims_.emplace(id, std::move(claim));
-    if (!claim_filling) generations_[slot].store(generation, std::memory_order_seq_cst);
+    if (whole) generations_[slot].store(generation, std::memory_order_seq_cst);
     return id;
   }
 

@@ -96,6 +96,19 @@ def try_to_send() -> str:
     return "sent"
 
 
+def stop(stage: Stage) -> tl.TensorRef:
+    """Stops `b` for longer than its lease, while it waits and holds a view of 7s; a handle of 3s that it owns."""
+    a, b = stage.a, stage.stopped
+    ref: tl.TensorRef = b.call(own, 3)
+    assert (a.get(ref) == 3).all()
+    with a.put(np.full(MIB, 7, np.uint8)) as mine:
+        b.call(hold, mine)
+    b.call(wait_for_messages)
+    b.signal(signal.SIGSTOP)
+    stage.heard("peer_up", "peer_down")
+    return ref
+
+
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_who_was_stopped_learns_of_it_and_joins_again(spawn: Callable[..., Peer], transport: str) -> None:
     with staged(spawn, transport) as stage:
@@ -104,13 +117,7 @@ def test_who_was_stopped_learns_of_it_and_joins_again(spawn: Callable[..., Peer]
 
 def stop_and_go_on(stage: Stage) -> None:
     a, b = stage.a, stage.stopped
-    ref = b.call(own, 3)
-    assert (a.get(ref) == 3).all()
-    with a.put(np.full(MIB, 7, np.uint8)) as mine:
-        b.call(hold, mine)
-    b.call(wait_for_messages)
-    b.signal(signal.SIGSTOP)
-    stage.heard("peer_up", "peer_down")
+    ref = stop(stage)
     for call in (lambda: a.send(1, "b"), lambda: a.get(ref), lambda: a.recv("b", timeout=None)):
         with pytest.raises(tl.PeerLostError, match="b has gone"):  # at once, not at the deadline
             call()
@@ -138,13 +145,7 @@ def test_who_was_replaced_while_it_was_stopped_closes(spawn: Callable[..., Peer]
 
 def replace_the_stopped(stage: Stage) -> None:
     a, b = stage.a, stage.stopped
-    ref = b.call(own, 3)
-    assert (a.get(ref) == 3).all()
-    with a.put(np.full(MIB, 7, np.uint8)) as mine:
-        b.call(hold, mine)
-    b.call(wait_for_messages)
-    b.signal(signal.SIGSTOP)
-    stage.heard("peer_up", "peer_down")
+    ref = stop(stage)
     successor = stage.start()
     successor.call(tl.init, "b")
     stage.heard("peer_up", "peer_down", "peer_restart")

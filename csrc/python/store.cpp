@@ -32,7 +32,7 @@ std::unique_ptr<Stored> seal(Engine& engine, Descriptor descriptor, std::string_
 struct Room {
   uint64_t payload_at, nbytes;
   Room(const Packed& packed, bool beside)
-      : payload_at(beside ? 0 : (packed.meta.size() + kAlign - 1) / kAlign * kAlign), nbytes(payload_at + packed.nbytes) {}
+      : payload_at(beside ? 0 : round_up(packed.meta.size(), kAlign)), nbytes(payload_at + packed.nbytes) {}
   static constexpr uint64_t kAlign = 64;
 };
 
