@@ -1,5 +1,8 @@
 """NIXL between two hosts, over UCX's TCP.
 
+Its progress threads keep half a processor busy each, also with nothing to do, so both ends are stopped while others are
+measured.
+
 Its wheels bring much, so it may have an interpreter of its own: `BENCH_NIXL_PYTHON`. Run as a program, this file is one
 end: it speaks to the benchmark by lines, and imports nothing but NIXL and numpy.
 """
@@ -10,6 +13,7 @@ import base64
 import importlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -42,7 +46,7 @@ class NixlPair:
     def __init__(self, near: Any, far: Any, *, segments: bool) -> None:
         settings = {**QUIET, **(SEGMENTS if segments else {})}
         words = [f"{name}={value}" for name, value in settings.items()]
-        command = ["env", *words, _python(), "-P", __file__]
+        command = ["setpriv", "--pdeathsig", "KILL", "env", *words, _python(), "-P", __file__]
         self._ends = [
             subprocess.Popen(
                 host.command(*command, role),
@@ -54,6 +58,11 @@ class NixlPair:
             for host, role in ((far, "owner"), (near, "initiator"))
         ]
         self._say(1, self._hear(0))
+        self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: int) -> None:
+        for end in self._ends:
+            end.send_signal(number)
 
     def _say(self, end: int, line: str) -> None:
         pipe = self._ends[end].stdin
@@ -71,8 +80,12 @@ class NixlPair:
 
     def seconds(self, operation: str, nbytes: int, count: int) -> float:
         """Median of `count` times "READ" or "WRITE", until the initiator knows that it has ended."""
-        self._say(1, json.dumps([operation, nbytes, count]))
-        return float(self._hear(1))
+        self._signal(signal.SIGCONT)
+        try:
+            self._say(1, json.dumps([operation, nbytes, count]))
+            return float(self._hear(1))
+        finally:
+            self._signal(signal.SIGSTOP)
 
     def close(self) -> None:
         for end in self._ends:

@@ -1,5 +1,7 @@
 #include "reads.h"
 
+#include <poll.h>
+
 #include <algorithm>
 
 #include "crc32c.h"
@@ -13,6 +15,8 @@ constexpr uint64_t kSlice = 1u << 20;  // between two looks at the stop flag and
 constexpr size_t kReceiveParts = 1024;     // of one recvmsg
 constexpr size_t kMaxIdle = 4;
 constexpr int kMaxHops = 16;
+constexpr uint64_t kGather = 2u << 20;  // bytes that are worth a wake-up
+constexpr int64_t kGatherNs = 1'000'000;
 constexpr int64_t kStall = 1'000'000'000;
 
 // The next bytes of a list of sinks, as recvmsg wants them.
@@ -48,6 +52,36 @@ class Cursor {
   const std::vector<Sink>& sinks_;
   size_t at_ = 0;
   uint64_t offset_ = 0;
+};
+
+// Lets a reader sleep until there is more than the one segment that would wake it, but for no longer than kGatherNs: bytes may be slow.
+class Gathering {
+ public:
+  explicit Gathering(int socket) : socket_(socket) {}
+  ~Gathering() { mark(1); }
+
+  // Sleeps until a part of the `left` bytes are there that is worth it, or time is up. False: for the second time in a row nothing
+  // came, so whoever waits on is woken by the first byte.
+  bool wait(uint64_t left, const Patience& patience) {
+    waited_ = !waited_;
+    mark(waited_ ? static_cast<int>(std::clamp<uint64_t>(left / 4, 1, kGather)) : 1);
+    if (!waited_) return false;
+    pollfd poll{socket_, POLLIN, 0};
+    timespec time{0, kGatherNs};
+    if (::ppoll(&poll, 1, &time, nullptr) < 0 && patience.look) patience.look();
+    return true;
+  }
+  void got() { waited_ = false; }
+
+ private:
+  void mark(int nbytes) {
+    if (nbytes != mark_) ::setsockopt(socket_, SOL_SOCKET, SO_RCVLOWAT, &nbytes, sizeof nbytes);
+    mark_ = nbytes;
+  }
+
+  const int socket_;
+  int mark_ = 1;
+  bool waited_ = false;
 };
 
 std::string encode(ReadRequest request, const std::vector<Extent>& extents, const std::string& more = {}) {
@@ -210,17 +244,20 @@ void Reads::receive(Stream& stream, Work& work, const Patience& patience) {
   const int fd = stream.socket.get();
   iovec parts[kReceiveParts];
   char nowhere[4096];
+  Gathering gathering(fd);
   for (Cursor cursor(work.sinks, work.done); work.done < work.total;) {
     if (patience.stopped()) throw Error(Fault::cancelled, "cancelled");
     int64_t now = now_ns();
     if (now >= patience.deadline_ns) throw Error(Fault::timeout, "the deadline passed");
     size_t n = receive_some(fd, parts, cursor.parts(parts, nowhere, sizeof nowhere));
     if (n == 0) {
+      if (gathering.wait(work.relay ? 1 : work.total - work.done, patience)) continue;  // a relay passes on at once what there is
       Patience wait = patience;
       if (patience.stall_ns) wait.deadline_ns = std::min(patience.deadline_ns, now + patience.stall_ns);
       await_readable(fd, wait);
       continue;
     }
+    gathering.got();
     cursor.advance(n);
     work.done += n;
     work.activity->moved(work.done, now);

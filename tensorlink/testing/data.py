@@ -78,7 +78,7 @@ class DataContract(Pairs):
         descriptors = pair.far.expose(nbytes, [nbytes], pooled)
         assert pair.near.fetch(descriptors, [nbytes]) == expected(nbytes, [nbytes])
 
-    @pytest.mark.slow
+    @pytest.mark.soak
     def test_more_than_4_gib(self) -> None:
         nbytes = (4 << 30) + 4097
         if memory_limit_bytes() < 4 * nbytes:
