@@ -16,7 +16,7 @@ _KEY_BYTES = 16
 
 
 class TcpTransport(EngineTransport):
-    """Listens only where the site allows it: a listener for other hosts needs a token."""
+    """Listens only where the site allows it: a listener for other hosts needs a token or certificates."""
 
     name = "tcp"
 
@@ -30,7 +30,7 @@ class TcpTransport(EngineTransport):
     def links(self) -> tuple[Link, ...]:
         why = None
         if self.site.listen is None:
-            why = "it listens for other hosts, which needs a token: set TENSORLINK_TOKEN"
+            why = "it listens for other hosts, which needs a token or certificates: set TENSORLINK_TOKEN"
         return (Link(self.name, bytes_per_s=3e9, latency_s=30e-6, reach="network", unavailable=why),)
 
     def address(self) -> bytes:
