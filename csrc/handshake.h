@@ -38,7 +38,7 @@ struct Greeting {
 // ----- the dialler
 
 struct Session {
-  Fd socket;
+  Socket socket;
   uint64_t received = 0;  // number of the last message that the acceptor had from us
   Digest secret{};        // that only the two ends know
 };

@@ -177,8 +177,7 @@ bool Reads::follow(const Target& target, Work& work, const Patience& waiter) {
 
 void Reads::attempt(Stream& stream, ReadRequest request, const std::vector<Extent>& extents, Work& work, uint64_t failed, Target& target,
                     const Patience& patience) {
-  const int fd = stream.socket.get();
-  Stop::Guard guard(patience.stop, fd);
+  Stop::Guard guard(patience.stop, stream.socket.get());
   if (!flush(stream)) throw Error(Fault::lost, "the stream is full");
   request.skip = work.done;
   std::string more;
@@ -189,10 +188,10 @@ void Reads::attempt(Stream& stream, ReadRequest request, const std::vector<Exten
     append_extents(more, own.extents);
   }
   std::string text = encode(request, extents, more);
-  send_all(fd, text.data(), text.size(), patience);
+  send_all(stream.socket, text.data(), text.size(), patience);
   work.activity->change(doing("answer"));
   ReadReply reply;
-  receive_all(fd, &reply, sizeof reply, patience);
+  receive_all(stream.socket, &reply, sizeof reply, patience);
   if (reply.magic != ReadReply::kMagic || reply.crc != checksum(reply)) throw Error(Fault::lost, "the answer changed on its way");
   stream.unconfirmed.clear();
   if (reply.status == ReadReply::stale) throw Error(Fault::stale, "the handle was released, has expired or never existed");
@@ -207,18 +206,17 @@ void Reads::attempt(Stream& stream, ReadRequest request, const std::vector<Exten
 }
 
 void Reads::receive(Stream& stream, Work& work, const Patience& patience) {
-  const int fd = stream.socket.get();
   iovec parts[kReceiveParts];
   char nowhere[4096];
   for (Cursor cursor(work.sinks, work.done); work.done < work.total;) {
     if (patience.stopped()) throw Error(Fault::cancelled, "cancelled");
     int64_t now = now_ns();
     if (now >= patience.deadline_ns) throw Error(Fault::timeout, "the deadline passed");
-    size_t n = receive_some(fd, parts, cursor.parts(parts, nowhere, sizeof nowhere));
+    size_t n = receive_some(stream.socket, parts, cursor.parts(parts, nowhere, sizeof nowhere));
     if (n == 0) {
       Patience wait = patience;
       if (patience.stall_ns) wait.deadline_ns = std::min(patience.deadline_ns, now + patience.stall_ns);
-      await_readable(fd, wait);
+      await_readable(stream.socket, wait);
       continue;
     }
     cursor.advance(n);
@@ -232,7 +230,7 @@ Reads::Target Reads::receive_redirect(Stream& stream, uint64_t nbytes, const Pat
   constexpr uint64_t kMost = sizeof(Redirect) + 2 * 65536 + 24 * 65536;
   if (nbytes < sizeof(Redirect) || nbytes > kMost) throw Error(Fault::corrupt, "a redirect of an impossible size");
   std::string body(nbytes, '\0');
-  receive_all(stream.socket.get(), body.data(), body.size(), patience);
+  receive_all(stream.socket, body.data(), body.size(), patience);
   Redirect head;
   std::memcpy(&head, body.data(), sizeof head);
   uint32_t crc = head.crc;
@@ -327,7 +325,7 @@ bool Reads::flush(Stream& stream) {
   while (!acks_.empty()) {
     std::string text = encode(acks_.front(), {});
     iovec part{text.data(), text.size()};
-    size_t n = send_some(stream.socket.get(), &part, 1);
+    size_t n = send_some(stream.socket, &part, 1);
     if (n == 0) return false;
     if (n < text.size()) throw Error(Fault::lost, "the stream is full");
     stream.unconfirmed.push_back(acks_.front());

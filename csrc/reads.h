@@ -87,7 +87,7 @@ class Reads {
 
  private:
   struct Stream {
-    Fd socket;
+    Socket socket;
     Digest secret;
     std::deque<ReadRequest> unconfirmed;  // acknowledgements after which nothing was heard
     bool used = false;

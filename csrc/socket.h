@@ -27,14 +27,26 @@ struct Patience {
   bool stopped() const { return stop && stop->flag; }
 };
 
+// A connected stream.
+class Socket {
+ public:
+  Socket() = default;
+  explicit Socket(Fd fd) : fd_(std::move(fd)) {}
+  int get() const { return fd_.get(); }
+  explicit operator bool() const { return static_cast<bool>(fd_); }
+
+ private:
+  Fd fd_;
+};
+
 // Listens on `host` at a free port, or at the first free one of `first`..`last`. Throws Fault::transport.
 Fd listen_on(const std::string& host, uint16_t first, uint16_t last, uint16_t& port);
 
 // The next connection, set up as all of ours; none: nobody waits.
-Fd accept_from(int listener);
+Socket accept_from(int listener);
 
 // A connected, non-blocking socket, set up as all of ours. Throws Fault::lost: nobody listens there; timeout, cancelled.
-Fd dial(const Address& to, const Patience& patience);
+Socket dial(const Address& to, const Patience& patience);
 
 // No delay, and an error within a few seconds from a host that has vanished.
 void set_up_stream(int socket);
@@ -43,16 +55,16 @@ void set_up_stream(int socket);
 std::string far_end(int socket);
 
 // Until the socket is readable (or writable). Throws Fault::timeout, cancelled.
-void await_readable(int socket, const Patience& patience);
-void await_writable(int socket, const Patience& patience);
+void await_readable(const Socket& socket, const Patience& patience);
+void await_writable(const Socket& socket, const Patience& patience);
 
 // All of it, on a non-blocking socket. Throws Fault::lost: the stream has ended; timeout, cancelled.
-void send_all(int socket, const void* data, size_t nbytes, const Patience& patience);
-void receive_all(int socket, void* data, size_t nbytes, const Patience& patience);
+void send_all(const Socket& socket, const void* data, size_t nbytes, const Patience& patience);
+void receive_all(const Socket& socket, void* data, size_t nbytes, const Patience& patience);
 
 // One non-blocking read or write: bytes, 0: nothing now. Throws Fault::lost: the stream has ended.
-size_t receive_some(int socket, void* data, size_t nbytes);
-size_t receive_some(int socket, const iovec* parts, size_t count);
-size_t send_some(int socket, const iovec* parts, size_t count);
+size_t receive_some(const Socket& socket, void* data, size_t nbytes);
+size_t receive_some(const Socket& socket, const iovec* parts, size_t count);
+size_t send_some(const Socket& socket, const iovec* parts, size_t count);
 
 }  // namespace tl

@@ -58,7 +58,7 @@ void TcpConnection::flush_messages() {
       for (size_t i = at_; i < kept.size() && count < kSendParts; ++i) parts[count++] = {kept[i].record.data(), kept[i].record.size()};
       parts[0].iov_base = static_cast<char*>(parts[0].iov_base) + offset_;
       parts[0].iov_len -= offset_;
-      size_t n = send_some(socket(), parts, count);
+      size_t n = send_some(socket_, parts, count);
       if (n == 0) return block(true);  // on_writable() goes on
       for (offset_ += n; at_ < kept.size() && offset_ >= kept[at_].record.size(); ++at_) offset_ -= kept[at_].record.size();
     }
@@ -103,7 +103,7 @@ void TcpConnection::flush_written() {
     while (!written_.empty()) {
       std::string& record = written_.front();
       iovec part{record.data() + written_offset_, record.size() - written_offset_};
-      size_t n = send_some(socket(), &part, 1);
+      size_t n = send_some(socket_, &part, 1);
       if (n == 0) return block(true);
       written_offset_ += n;
       if (written_offset_ < record.size()) continue;
@@ -160,7 +160,7 @@ void TcpConnection::receive(const Intake& intake) {
   for (uint64_t budget = kReceiveBudget; budget > 0;) {
     char* room = reader_.room();
     size_t size = reader_.room_size();
-    size_t n = receive_some(socket(), room, size);
+    size_t n = receive_some(socket_, room, size);
     if (n == 0) return;
     reader_.arrived(n);
     RecordKind kind;

@@ -27,7 +27,7 @@ struct Home {
 class TcpConnection : public Connection {
  public:
   struct Parts {
-    Fd socket;
+    Socket socket;
     bool dialled = false;
     Greeting greeting;           // ours, for further streams
     Contact contact;             // the peer's
@@ -72,7 +72,7 @@ class TcpConnection : public Connection {
   void arm();
   void ring();
 
-  Fd socket_;
+  Socket socket_;
   const bool dialled_;
   std::shared_ptr<Home> home_;
   std::mutex arm_mutex_;

@@ -45,7 +45,7 @@ bool TcpPort::on_event(int fd, uint32_t events) {
 void TcpPort::accept_all() {
   constexpr int kMost = 64;  // then others have their turn
   for (int i = 0; i < kMost; ++i) {
-    Fd socket = accept_from(listener_.get());
+    Socket socket = accept_from(listener_.get());
     if (!socket) return;
     while (pending_.size() >= kMaxPending && !order_.empty()) {  // whoever greets at once is never the oldest
       auto oldest = pending_.find(order_.front());
@@ -60,7 +60,7 @@ void TcpPort::accept_all() {
     std::string text = challenge(pending.nonce);
     iovec part{text.data(), text.size()};
     try {
-      if (send_some(fd, &part, 1) != text.size()) continue;
+      if (send_some(pending.socket, &part, 1) != text.size()) continue;
     } catch (const Error&) {
       continue;
     }
@@ -77,7 +77,7 @@ void TcpPort::on_hello(int fd) {
     size_t size = hello_size(pending.in);
     for (;;) {
       char bytes[4096];
-      size_t n = receive_some(fd, bytes, std::min(sizeof bytes, size - pending.in.size()));
+      size_t n = receive_some(pending.socket, bytes, std::min(sizeof bytes, size - pending.in.size()));
       if (n == 0) return;
       pending.in.append(bytes, n);
       if (pending.in.size() < size) continue;
@@ -111,7 +111,7 @@ void TcpPort::welcome(Pending pending, const Heard& heard) {
   std::string text = answer(heard, pending.nonce, contact_.key, refusal, received);
   iovec part{text.data(), text.size()};
   try {
-    if (send_some(pending.socket.get(), &part, 1) != text.size() || !refusal.empty()) return;
+    if (send_some(pending.socket, &part, 1) != text.size() || !refusal.empty()) return;
     if (greeting.role == Role::reads) return server_.adopt(std::move(pending.socket), greeting, heard.secret);
     auto connection = make(std::move(pending.socket), false, greeting.from, greeting.contact, 0);
     add(connection);
@@ -133,7 +133,7 @@ std::vector<std::string> TcpPort::take_refusals() {
 
 // ----- connections
 
-std::shared_ptr<TcpConnection> TcpPort::make(Fd socket, bool dialled, const Identity& peer, const Contact& contact, uint64_t received) {
+std::shared_ptr<TcpConnection> TcpPort::make(Socket socket, bool dialled, const Identity& peer, const Contact& contact, uint64_t received) {
   TcpConnection::Parts parts;
   parts.socket = std::move(socket);
   parts.dialled = dialled;

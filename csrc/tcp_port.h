@@ -29,7 +29,7 @@ class TcpPort : public Port {
 
  private:
   struct Pending {  // accepted, and the handshake isn't over
-    Fd socket;
+    Socket socket;
     Nonce nonce;
     std::string in, from;
     int64_t deadline_ns;
@@ -42,7 +42,7 @@ class TcpPort : public Port {
   void on_hello(int fd);
   void welcome(Pending pending, const Heard& heard);
   void refuse(const std::string& from, const std::string& why);
-  std::shared_ptr<TcpConnection> make(Fd socket, bool dialled, const Identity& peer, const Contact& contact, uint64_t received);
+  std::shared_ptr<TcpConnection> make(Socket socket, bool dialled, const Identity& peer, const Contact& contact, uint64_t received);
   void add(const std::shared_ptr<TcpConnection>& connection);
 
   Engine& engine_;
