@@ -60,14 +60,29 @@ std::string hello(const Contact& to, const Greeting& greeting, const Nonce& thei
   return text.append(bytes_of(proof));
 }
 
+// What the acceptor says first. That it refuses our certificate is heard only then.
+ChallengeBytes challenged(Socket& socket, const Contact& to, const Tls* tls, const Patience& patience) {
+  try {
+    if (tls) {
+      socket.secure(*tls, false);
+      shake_hands(socket, patience);
+    }
+    ChallengeBytes theirs;
+    receive_all(socket, &theirs, sizeof theirs, patience);
+    return theirs;
+  } catch (const Error& error) {
+    if (error.fault != Fault::refused) throw;
+    throw Error(Fault::refused, to.at.text() + ": " + error.what());
+  }
+}
+
 }  // namespace
 
-Session greet(const Contact& to, const Greeting& greeting, const Patience& patience) {
+Session greet(const Contact& to, const Greeting& greeting, const Tls* tls, const Patience& patience) {
   Session session{dial(to.at, patience)};
-  const Socket& socket = session.socket;
+  Socket& socket = session.socket;
   Stop::Guard guard(patience.stop, socket.get());
-  ChallengeBytes theirs;
-  receive_all(socket, &theirs, sizeof theirs, patience);
+  ChallengeBytes theirs = challenged(socket, to, tls, patience);
   if (theirs.magic != kMagic) throw Error(Fault::refused, "whatever listens at " + to.at.text() + " is no peer of ours");
   if (theirs.version != Note::kVersion) throw Error(Fault::refused, "the peer speaks another version of the protocol");
   Nonce ours;

@@ -86,11 +86,12 @@ void Relay::fail() const {
   advanced();
 }
 
-Reads::Reads(Contact contact, Greeting greeting, Counters& counters, const Outbound& outbound, std::shared_ptr<Flight> flight)
+Reads::Reads(Contact contact, Greeting greeting, std::shared_ptr<const Tls> tls, Counters& counters, const Outbound& outbound, std::shared_ptr<Flight> flight)
     : contact_(std::move(contact)), greeting_([&] {
         greeting.role = Role::reads;
         return std::move(greeting);
       }()),
+      tls_(std::move(tls)),
       counters_(counters),
       outbound_(outbound),
       flight_(std::move(flight)) {}
@@ -150,7 +151,7 @@ void Reads::read(const Descriptor& claim, const std::vector<Extent>& extents, co
 bool Reads::follow(const Target& target, Work& work, const Patience& waiter) {
   Greeting greeting = greeting_;
   greeting.to = target.peer;
-  Reads hop(target.contact, greeting, counters_, outbound_, flight_);
+  Reads hop(target.contact, greeting, tls_, counters_, outbound_, flight_);
   work.activity->change(hop.doing("stream"));
   Patience patience = waiter;  // whoever stands nearer to the fault notices it first
   patience.stall_ns = kStall + static_cast<int64_t>(target.depth) * kStall / 2;
@@ -274,7 +275,7 @@ Reads::StreamPtr Reads::open(const Patience& patience) {
   if (contact_.at.host.empty()) throw Error(Fault::refused, greeting_.to.name + " serves no reads from other hosts");
   stream = std::make_unique<Stream>();
   try {
-    Session session = greet(contact_, greeting_, patience);
+    Session session = greet(contact_, greeting_, tls_.get(), patience);
     stream->socket = std::move(session.socket);
     stream->secret = session.secret;
   } catch (const Error& error) {
@@ -326,7 +327,8 @@ bool Reads::flush(Stream& stream) {
     std::string text = encode(acks_.front(), {});
     iovec part{text.data(), text.size()};
     size_t n = send_some(stream.socket, &part, 1);
-    if (n == 0) return false;
+    const TlsSession* tls = stream.socket.tls();
+    if (n == 0 && !(tls && tls->stuck())) return false;
     if (n < text.size()) throw Error(Fault::lost, "the stream is full");
     stream.unconfirmed.push_back(acks_.front());
     acks_.pop_front();

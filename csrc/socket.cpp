@@ -151,7 +151,18 @@ std::string far_end(int socket) {
 void await_readable(const Socket& socket, const Patience& patience) { await(socket.get(), POLLIN, patience); }
 void await_writable(const Socket& socket, const Patience& patience) { await(socket.get(), POLLOUT, patience); }
 
+void shake_hands(const Socket& socket, const Patience& patience) {
+  for (;;) {
+    switch (socket.tls()->handshake()) {
+      case TlsSession::Needs::nothing: return;
+      case TlsSession::Needs::readable: await_readable(socket, patience); break;
+      case TlsSession::Needs::writable: await_writable(socket, patience); break;
+    }
+  }
+}
+
 size_t receive_some(const Socket& socket, const iovec* parts, size_t count) {
+  if (socket.tls()) return socket.tls()->receive(parts, count, false);
   msghdr message{};
   message.msg_iov = const_cast<iovec*>(parts);
   message.msg_iovlen = count;
@@ -165,6 +176,10 @@ size_t receive_some(const Socket& socket, const iovec* parts, size_t count) {
 }
 
 size_t receive_some(const Socket& socket, void* data, size_t nbytes) {
+  if (socket.tls()) {
+    iovec part{data, nbytes};
+    return socket.tls()->receive(&part, 1, false);
+  }
   for (;;) {
     ssize_t n = ::recv(socket.get(), data, nbytes, MSG_DONTWAIT);
     if (n > 0) return static_cast<size_t>(n);
@@ -174,7 +189,13 @@ size_t receive_some(const Socket& socket, void* data, size_t nbytes) {
   }
 }
 
+size_t receive_held(const Socket& socket, void* data, size_t nbytes) {
+  iovec part{data, nbytes};
+  return socket.tls() ? socket.tls()->receive(&part, 1, true) : 0;
+}
+
 size_t send_some(const Socket& socket, const iovec* parts, size_t count) {
+  if (socket.tls()) return socket.tls()->send(parts, count);
   msghdr message{};
   message.msg_iov = const_cast<iovec*>(parts);
   message.msg_iovlen = count;

@@ -20,7 +20,7 @@ TcpConnection::TcpConnection(uint64_t serial, Identity peer, Parts parts, std::s
       socket_(std::move(parts.socket)),
       dialled_(parts.dialled),
       home_(std::move(parts.home)),
-      reads_(std::move(parts.contact), std::move(parts.greeting), counters, *outbound_, std::move(parts.flight)),
+      reads_(std::move(parts.contact), std::move(parts.greeting), std::move(parts.tls), counters, *outbound_, std::move(parts.flight)),
       reader_(kMaxFrame + 4096) {
   if (!dialled_) return;
   std::lock_guard lock(outbound_->mutex);
@@ -157,10 +157,10 @@ void TcpConnection::ring() {
 // ----- receiving
 
 void TcpConnection::receive(const Intake& intake) {
-  for (uint64_t budget = kReceiveBudget; budget > 0;) {
+  for (uint64_t budget = kReceiveBudget;;) {
     char* room = reader_.room();
     size_t size = reader_.room_size();
-    size_t n = receive_some(socket_, room, size);
+    size_t n = budget > 0 ? receive_some(socket_, room, size) : receive_held(socket_, room, size);
     if (n == 0) return;
     reader_.arrived(n);
     RecordKind kind;

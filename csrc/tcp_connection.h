@@ -32,6 +32,7 @@ class TcpConnection : public Connection {
     Greeting greeting;           // ours, for further streams
     Contact contact;             // the peer's
     uint64_t received = 0;       // dialled: number of the last message that the peer has
+    std::shared_ptr<const Tls> tls;  // for further streams
     std::shared_ptr<Home> home;
     std::shared_ptr<Flight> flight;
   };

@@ -57,10 +57,9 @@ void TcpPort::accept_all() {
     int fd = socket.get();
     Pending pending{std::move(socket), {}, {}, far_end(fd), now_ns() + kHandshakeTimeout};
     random_bytes(pending.nonce.data(), pending.nonce.size());
-    std::string text = challenge(pending.nonce);
-    iovec part{text.data(), text.size()};
     try {
-      if (send_some(pending.socket, &part, 1) != text.size()) continue;
+      if (tls_) pending.socket.secure(*tls_, true);
+      if (!tls_ && !challenge_it(pending)) continue;
     } catch (const Error&) {
       continue;
     }
@@ -70,10 +69,24 @@ void TcpPort::accept_all() {
   }
 }
 
+// False: not yet, or with no TLS, not at all.
+bool TcpPort::challenge_it(Pending& pending) {
+  if (tls_) {
+    auto needs = pending.socket.tls()->handshake();
+    engine_.rewatch_fd(pending.socket.get(), needs == TlsSession::Needs::writable ? EPOLLOUT : EPOLLIN);
+    if (needs != TlsSession::Needs::nothing) return false;
+  }
+  std::string text = challenge(pending.nonce);
+  iovec part{text.data(), text.size()};
+  pending.challenged = send_some(pending.socket, &part, 1) == text.size();
+  return pending.challenged;
+}
+
 void TcpPort::on_hello(int fd) {
   Pending& pending = pending_[fd];
   std::string why;
   try {
+    if (!pending.challenged && !challenge_it(pending)) return;
     size_t size = hello_size(pending.in);
     for (;;) {
       char bytes[4096];
@@ -140,6 +153,7 @@ std::shared_ptr<TcpConnection> TcpPort::make(Socket socket, bool dialled, const 
   parts.greeting = {Role::reads, {engine_.name(), engine_.incarnation()}, peer, contact_};
   parts.contact = contact;
   parts.received = received;
+  parts.tls = tls_;
   parts.home = home_;
   parts.flight = engine_.flight();
   return std::make_shared<TcpConnection>(engine_.next_serial(), peer, std::move(parts), engine_.outbound(peer));
@@ -151,7 +165,7 @@ void TcpPort::add(const std::shared_ptr<TcpConnection>& connection) {
 
 std::shared_ptr<Connection> TcpPort::connect(const Contact& to, const Identity& peer, const Patience& patience) {
   Activity activity(engine_.flight(), {"connect", "handshake", peer.name, peer.incarnation, "tcp", to.at.text()});
-  Session session = greet(to, {Role::lane, {engine_.name(), engine_.incarnation()}, peer, contact_}, patience);
+  Session session = greet(to, {Role::lane, {engine_.name(), engine_.incarnation()}, peer, contact_}, tls_.get(), patience);
   auto connection = make(std::move(session.socket), true, peer, to, session.received);
   add(connection);
   return connection;

@@ -89,6 +89,8 @@ class Endpoint:
         if self._engine.flight.error:
             log.debug("no flight recorder: %s", self._engine.flight.error)
         try:
+            if certificates:
+                self._engine.secure(*certificates.files)
             self._server = PeerServer(
                 _Handlers(self),
                 name=name,

@@ -1,9 +1,14 @@
-"""Certificates for tests, by the command `openssl`: good ones, and each kind that must be refused."""
+"""Certificates for tests, by the command `openssl`: good ones, and each kind that must be refused; and a tap on the wire."""
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import subprocess
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -41,3 +46,46 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 def other(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     """Another CA, which nobody here believes."""
     return Authority(tmp_path_factory.mktemp("other"))
+
+
+class Tap:
+    """Listens, passes every connection on to a target, and keeps what goes either way in `seen`."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.seen = bytearray()
+        self._target = (host, port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._open: list[socket.socket] = [self._listener]
+        self._threads: list[threading.Thread] = []
+        self._run(self._accept)
+
+    def _run(self, function: Callable[..., None], *arguments: socket.socket) -> None:
+        self._threads.append(threading.Thread(target=function, args=arguments, daemon=True))
+        self._threads[-1].start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, far = self._listener.accept()[0], socket.create_connection(self._target)
+                self._open += [near, far]
+                self._run(self._pass_on, near, far)
+                self._run(self._pass_on, far, near)
+
+    def _pass_on(self, one: socket.socket, other: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := one.recv(1 << 16):
+                self.seen += data
+                other.sendall(data)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in self._open:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for one in self._open:
+            one.close()

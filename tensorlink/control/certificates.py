@@ -34,8 +34,8 @@ _PLAIN = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "REC
 class Certificates:
     """What this process shows, and whom it believes."""
 
-    files: tuple[str, str, str]
-    """Where certificate, key and CA lie."""
+    files: tuple[str, str, str, str]
+    """Where certificate, key and CA lie, and the name in all certificates: as the engine takes them."""
     cert: bytes
     key: bytes = field(repr=False)
     ca: bytes
@@ -50,7 +50,7 @@ class Certificates:
             return None
         files = (settings.tls_cert, settings.tls_key, settings.tls_ca)
         try:
-            loaded = cls(files, *(Path(name).read_bytes() for name in files))
+            loaded = cls((*files, NAME), *(Path(name).read_bytes() for name in files))
             _shake_hands(loaded.context(ssl.PROTOCOL_TLS_CLIENT), loaded.context(ssl.PROTOCOL_TLS_SERVER))
         except ssl.SSLCertVerificationError as error:
             raise _useless(f"{files[0]} is refused by {files[2]}: {error.verify_message}") from None
@@ -70,7 +70,7 @@ class Certificates:
 
     def context(self, protocol: int) -> ssl.SSLContext:
         """The same for the standard library. Raises: OSError, of which ssl.SSLError is one."""
-        cert, key, ca = self.files
+        cert, key, ca, _ = self.files
         context = _context(protocol)
         context.load_cert_chain(cert, key, password=lambda: b"")  # rather fail than ask a terminal
         context.load_verify_locations(ca)

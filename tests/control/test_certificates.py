@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 import tensorlink as tl
+from tensorlink import network
 from tensorlink.control import Certificates, PeerClient, PeerServer, list_peers, serve
 from tensorlink.settings import Settings
 from tensorlink.types import PeerId
-from tests.authority import Authority, authority, other
+from tests.authority import Authority, Tap, authority, other
 from tests.control.control_member import Handlers
 from tests.peer import Peer, nursery, say, spawn
 
@@ -57,6 +58,15 @@ def test_calls_by_tls(server: PeerServer, authority: Authority) -> None:
     assert ping(server.address, None).name == "b"  # by the unix socket, as ever
 
 
+def test_what_is_said_cannot_be_read_on_the_way(server: PeerServer, authority: Authority) -> None:
+    with Tap(*network.split_address(far(server))) as tap:
+        client = PeerClient(f"127.0.0.1:{tap.port}", peer="b", me=ME, certificates=load(authority.issue("caller")))
+        assert client.deliver(1, "a tag that tells", b"something to tell" * 100, 10) == b""
+        client.close()
+    assert len(tap.seen) > 1000
+    assert b"tell" not in tap.seen
+
+
 def test_callers_without_a_fitting_certificate(server: PeerServer, authority: Authority, other: Authority) -> None:
     with pytest.raises(tl.AuthenticationError, match=f"nothing but TLS.*{ALL}"):
         ping(far(server), None)
@@ -76,7 +86,7 @@ def test_callers_without_a_fitting_certificate(server: PeerServer, authority: Au
 def unchecked(environment: dict[str, str]) -> Certificates:
     settings = Settings.load(environment)
     files = (settings.tls_cert or "", settings.tls_key or "", settings.tls_ca or "")
-    return Certificates(files, *(Path(path).read_bytes() for path in files))
+    return Certificates((*files, "tensorlink"), *(Path(path).read_bytes() for path in files))
 
 
 def test_a_listener_without_tls(good: dict[str, str], run_dir: Path) -> None:
