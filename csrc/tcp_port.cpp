@@ -168,6 +168,7 @@ std::shared_ptr<Connection> TcpPort::connect(const Contact& to, const Identity& 
   Session session = greet(to, {Role::lane, {engine_.name(), engine_.incarnation()}, peer, contact_}, tls_.get(), patience);
   auto connection = make(std::move(session.socket), true, peer, to, session.received);
   add(connection);
+  if (tls_) engine_.take(*connection);  // what came with the welcome: TLS may have it already, and then the descriptor won't tell
   return connection;
 }
 

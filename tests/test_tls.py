@@ -81,11 +81,18 @@ def pull(name: str, nbytes: int) -> tuple[int, str]:
         return subscriber.pull(timeout=DEADLINE_S), digest(into["w"])
 
 
-def test_weights(pair: Pair) -> None:
+def test_weights(pair: Pair, home: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = pair
+    for name, value in home.items():
+        monkeypatch.setenv(name, value)
     with tl.WeightPublisher("w", {"w": pattern(5, 8 * MIB)}, endpoint=a) as publisher:
         version = publisher.publish()
         assert b.call(pull, "w", 8 * MIB) == (version, digest(pattern(5, 8 * MIB)))
+        with tl.init("c") as c:  # its lane brings the news together with the welcome
+            into = {"w": np.zeros(8 * MIB, np.uint8)}
+            with tl.WeightSubscriber("w", into=into, endpoint=c) as late:
+                assert late.pull(timeout=DEADLINE_S) == version
+            assert digest(into["w"]) == digest(pattern(5, 8 * MIB))
 
 
 def send_many(count: int, to: str) -> None:

@@ -117,7 +117,7 @@ def explain(target: str, certificates: Certificates | None) -> AuthenticationErr
         return None
     try:
         why = _tried(target, certificates)
-        if why and certificates and _silent(why):  # or its end came in that moment
+        if why == _refusal(target):  # or it ended in that moment
             time.sleep(_PAUSE_S)
             why = _tried(target, certificates)
     except (OSError, ValueError):
@@ -125,13 +125,12 @@ def explain(target: str, certificates: Certificates | None) -> AuthenticationErr
     return AuthenticationError(why, hint=HINT) if why else None
 
 
-def _silent(why: str) -> bool:
-    return why.endswith("of this process")
+def _refusal(target: str) -> str:
+    return f"{target} refuses the certificate of this process"
 
 
 def _tried(target: str, certificates: Certificates | None) -> str | None:
     """Raises: OSError: nothing can be said."""
-    refuses = f"{target} refuses the certificate of this process"
     if certificates:
         context = certificates.context(ssl.PROTOCOL_TLS_CLIENT)
     else:
@@ -142,12 +141,12 @@ def _tried(target: str, certificates: Certificates | None) -> str | None:
         with plain, context.wrap_socket(plain, server_hostname=NAME) as shaken:
             if certificates is None:
                 return f"{target} takes nothing but TLS, and this process has no certificates"
-            return None if shaken.recv(1) else refuses
+            return None if shaken.recv(1) else _refusal(target)  # gRPC says no more
     except ssl.SSLCertVerificationError as error:
         return f"the certificate of {target} is refused here: {error.verify_message}"
     except ssl.SSLError as error:
         if certificates and error.reason in _PLAIN:
             return f"{target} doesn't use TLS, and this process has certificates and uses nothing else"
         if certificates and "ALERT" in (error.reason or ""):
-            return f"{refuses}: {error.reason}"
+            return f"{_refusal(target)}: {error.reason}"
         raise
