@@ -18,7 +18,7 @@ if SANITIZE:
 else:
     flags += ["-O3", "-DNDEBUG"]
 if platform.system() == "Linux":
-    link += ["-pthread"]
+    link += ["-pthread", "-ldl"]  # dlopen is in a library of its own until glibc 2.34
 
 setup(
     ext_modules=[

@@ -60,25 +60,40 @@ std::string hello(const Contact& to, const Greeting& greeting, const Nonce& thei
   return text.append(bytes_of(proof));
 }
 
+// What the acceptor says first. That it refuses our certificate is heard only then.
+ChallengeBytes challenged(Socket& socket, const Contact& to, const Tls* tls, const Patience& patience) {
+  try {
+    if (tls) {
+      socket.secure(*tls, false);
+      shake_hands(socket, patience);
+    }
+    ChallengeBytes theirs;
+    receive_all(socket, &theirs, sizeof theirs, patience);
+    return theirs;
+  } catch (const Error& error) {
+    if (error.fault != Fault::refused) throw;
+    throw Error(Fault::refused, to.at.text() + ": " + error.what());
+  }
+}
+
 }  // namespace
 
-Session greet(const Contact& to, const Greeting& greeting, const Patience& patience) {
+Session greet(const Contact& to, const Greeting& greeting, const Tls* tls, const Patience& patience) {
   Session session{dial(to.at, patience)};
-  int fd = session.socket.get();
-  Stop::Guard guard(patience.stop, fd);
-  ChallengeBytes theirs;
-  receive_all(fd, &theirs, sizeof theirs, patience);
+  Socket& socket = session.socket;
+  Stop::Guard guard(patience.stop, socket.get());
+  ChallengeBytes theirs = challenged(socket, to, tls, patience);
   if (theirs.magic != kMagic) throw Error(Fault::refused, "whatever listens at " + to.at.text() + " is no peer of ours");
   if (theirs.version != Note::kVersion) throw Error(Fault::refused, "the peer speaks another version of the protocol");
   Nonce ours;
   random_bytes(ours.data(), ours.size());
   std::string text = hello(to, greeting, theirs.nonce, ours);
-  send_all(fd, text.data(), text.size(), patience);
+  send_all(socket, text.data(), text.size(), patience);
   WelcomeHead head;
-  receive_all(fd, &head, sizeof head, patience);
+  receive_all(socket, &head, sizeof head, patience);
   if (head.magic != kMagic || head.text_size > kMaxBody) throw Error(Fault::refused, "the key is wrong");
   std::string rest(head.text_size + sizeof(Digest), '\0');
-  receive_all(fd, rest.data(), rest.size(), patience);
+  receive_all(socket, rest.data(), rest.size(), patience);
   std::string said = std::string(bytes_of(head)) + rest.substr(0, head.text_size);
   Digest proof = mac(to.key, "tensorlink welcome", theirs.nonce, ours, said);
   if (!same(proof.data(), rest.data() + head.text_size, sizeof proof)) throw Error(Fault::refused, "the key is wrong");

@@ -38,12 +38,12 @@ struct Greeting {
 // ----- the dialler
 
 struct Session {
-  Fd socket;
+  Socket socket;
   uint64_t received = 0;  // number of the last message that the acceptor had from us
   Digest secret{};        // that only the two ends know
 };
-// Connects and greets. Throws Fault::lost, timeout, cancelled; refused: the key is wrong, or what the acceptor says.
-Session greet(const Contact& to, const Greeting& greeting, const Patience& patience);
+// Connects and greets; `tls`: inside that, if there is any. Throws Fault::lost, timeout, cancelled; refused: the key is wrong, a certificate is, or what the acceptor says.
+Session greet(const Contact& to, const Greeting& greeting, const Tls* tls, const Patience& patience);
 
 // ----- the acceptor: all without blocking
 

@@ -18,7 +18,7 @@ constexpr double kBurstS = 0.02;
 constexpr uint64_t kRelayFrom = 256u << 10;   // fewer bytes aren't worth another connection
 }  // namespace
 
-void ReadServer::adopt(Fd socket, const Greeting& greeting, const Digest& secret) {
+void ReadServer::adopt(Socket socket, const Greeting& greeting, const Digest& secret) {
   int fd = socket.get();
   Stream& stream = streams_[fd];
   stream.socket = std::move(socket);
@@ -96,7 +96,7 @@ ReadServer::Turn ReadServer::serve(Stream& stream, uint64_t budget, uint64_t& se
     while (sent < budget) {
       if (!stream.busy && !take_request(stream)) {
         char bytes[16384];
-        size_t n = receive_some(stream.socket.get(), bytes, sizeof bytes);
+        size_t n = receive_some(stream.socket, bytes, sizeof bytes);
         if (n == 0) return Turn::idle;
         if (stream.in.size() + n > kMaxIn) return Turn::ended;
         stream.in.append(bytes, n);
@@ -107,7 +107,7 @@ ReadServer::Turn ReadServer::serve(Stream& stream, uint64_t budget, uint64_t& se
       uint64_t total = 0;
       size_t count = next_parts(stream, budget - sent, parts, total);
       if (count == 0) return stream.filling->failed ? Turn::ended : Turn::awaiting;
-      size_t n = send_some(stream.socket.get(), parts, count);
+      size_t n = send_some(stream.socket, parts, count);
       if (n == 0 && total > 0) return Turn::blocked;
       sent += n;
       sent_.fetch_add(n, std::memory_order_relaxed);

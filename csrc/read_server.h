@@ -22,7 +22,7 @@ class ReadServer {
  public:
   explicit ReadServer(Engine& engine) : engine_(engine) {}
 
-  void adopt(Fd socket, const Greeting& greeting, const Digest& secret);
+  void adopt(Socket socket, const Greeting& greeting, const Digest& secret);
   bool on_event(int fd, uint32_t events);
   // Sends what there is to send, a piece of each stream; returns when to be called next.
   int64_t on_tick(int64_t now);
@@ -39,7 +39,7 @@ class ReadServer {
 
  private:
   struct Stream {
-    Fd socket;
+    Socket socket;
     Identity peer;
     Contact contact;
     Digest secret;

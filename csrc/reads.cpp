@@ -120,11 +120,12 @@ void Relay::fail() const {
   advanced();
 }
 
-Reads::Reads(Contact contact, Greeting greeting, Counters& counters, const Outbound& outbound, std::shared_ptr<Flight> flight)
+Reads::Reads(Contact contact, Greeting greeting, std::shared_ptr<const Tls> tls, Counters& counters, const Outbound& outbound, std::shared_ptr<Flight> flight)
     : contact_(std::move(contact)), greeting_([&] {
         greeting.role = Role::reads;
         return std::move(greeting);
       }()),
+      tls_(std::move(tls)),
       counters_(counters),
       outbound_(outbound),
       flight_(std::move(flight)) {}
@@ -184,7 +185,7 @@ void Reads::read(const Descriptor& claim, const std::vector<Extent>& extents, co
 bool Reads::follow(const Target& target, Work& work, const Patience& waiter) {
   Greeting greeting = greeting_;
   greeting.to = target.peer;
-  Reads hop(target.contact, greeting, counters_, outbound_, flight_);
+  Reads hop(target.contact, greeting, tls_, counters_, outbound_, flight_);
   work.activity->change(hop.doing("stream"));
   Patience patience = waiter;  // whoever stands nearer to the fault notices it first
   patience.stall_ns = kStall + static_cast<int64_t>(target.depth) * kStall / 2;
@@ -211,8 +212,7 @@ bool Reads::follow(const Target& target, Work& work, const Patience& waiter) {
 
 void Reads::attempt(Stream& stream, ReadRequest request, const std::vector<Extent>& extents, Work& work, uint64_t failed, Target& target,
                     const Patience& patience) {
-  const int fd = stream.socket.get();
-  Stop::Guard guard(patience.stop, fd);
+  Stop::Guard guard(patience.stop, stream.socket.get());
   if (!flush(stream)) throw Error(Fault::lost, "the stream is full");
   request.skip = work.done;
   std::string more;
@@ -223,10 +223,10 @@ void Reads::attempt(Stream& stream, ReadRequest request, const std::vector<Exten
     append_extents(more, own.extents);
   }
   std::string text = encode(request, extents, more);
-  send_all(fd, text.data(), text.size(), patience);
+  send_all(stream.socket, text.data(), text.size(), patience);
   work.activity->change(doing("answer"));
   ReadReply reply;
-  receive_all(fd, &reply, sizeof reply, patience);
+  receive_all(stream.socket, &reply, sizeof reply, patience);
   if (reply.magic != ReadReply::kMagic || reply.crc != checksum(reply)) throw Error(Fault::lost, "the answer changed on its way");
   stream.unconfirmed.clear();
   if (reply.status == ReadReply::stale) throw Error(Fault::stale, "the handle was released, has expired or never existed");
@@ -241,7 +241,6 @@ void Reads::attempt(Stream& stream, ReadRequest request, const std::vector<Exten
 }
 
 void Reads::receive(Stream& stream, Work& work, const Patience& patience) {
-  const int fd = stream.socket.get();
   iovec parts[kReceiveParts];
   char nowhere[4096];
   Gathering gathering(fd);
@@ -249,12 +248,12 @@ void Reads::receive(Stream& stream, Work& work, const Patience& patience) {
     if (patience.stopped()) throw Error(Fault::cancelled, "cancelled");
     int64_t now = now_ns();
     if (now >= patience.deadline_ns) throw Error(Fault::timeout, "the deadline passed");
-    size_t n = receive_some(fd, parts, cursor.parts(parts, nowhere, sizeof nowhere));
+    size_t n = receive_some(stream.socket, parts, cursor.parts(parts, nowhere, sizeof nowhere));
     if (n == 0) {
       if (gathering.wait(work.relay ? 1 : work.total - work.done, patience)) continue;  // a relay passes on at once what there is
       Patience wait = patience;
       if (patience.stall_ns) wait.deadline_ns = std::min(patience.deadline_ns, now + patience.stall_ns);
-      await_readable(fd, wait);
+      await_readable(stream.socket, wait);
       continue;
     }
     gathering.got();
@@ -269,7 +268,7 @@ Reads::Target Reads::receive_redirect(Stream& stream, uint64_t nbytes, const Pat
   constexpr uint64_t kMost = sizeof(Redirect) + 2 * 65536 + 24 * 65536;
   if (nbytes < sizeof(Redirect) || nbytes > kMost) throw Error(Fault::corrupt, "a redirect of an impossible size");
   std::string body(nbytes, '\0');
-  receive_all(stream.socket.get(), body.data(), body.size(), patience);
+  receive_all(stream.socket, body.data(), body.size(), patience);
   Redirect head;
   std::memcpy(&head, body.data(), sizeof head);
   uint32_t crc = head.crc;
@@ -313,7 +312,7 @@ Reads::StreamPtr Reads::open(const Patience& patience) {
   if (contact_.at.host.empty()) throw Error(Fault::refused, greeting_.to.name + " serves no reads from other hosts");
   stream = std::make_unique<Stream>();
   try {
-    Session session = greet(contact_, greeting_, patience);
+    Session session = greet(contact_, greeting_, tls_.get(), patience);
     stream->socket = std::move(session.socket);
     stream->secret = session.secret;
   } catch (const Error& error) {
@@ -364,8 +363,9 @@ bool Reads::flush(Stream& stream) {
   while (!acks_.empty()) {
     std::string text = encode(acks_.front(), {});
     iovec part{text.data(), text.size()};
-    size_t n = send_some(stream.socket.get(), &part, 1);
-    if (n == 0) return false;
+    size_t n = send_some(stream.socket, &part, 1);
+    const TlsSession* tls = stream.socket.tls();
+    if (n == 0 && !(tls && tls->stuck())) return false;
     if (n < text.size()) throw Error(Fault::lost, "the stream is full");
     stream.unconfirmed.push_back(acks_.front());
     acks_.pop_front();

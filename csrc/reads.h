@@ -72,7 +72,7 @@ class Reads {
   static constexpr int kRetries = 3;  // without progress
 
   // `counters` and `outbound` live as long as this.
-  Reads(Contact contact, Greeting greeting, Counters& counters, const Outbound& outbound, std::shared_ptr<Flight> flight);
+  Reads(Contact contact, Greeting greeting, std::shared_ptr<const Tls> tls, Counters& counters, const Outbound& outbound, std::shared_ptr<Flight> flight);
 
   // Brings the extents of a claim, one after the other, into the sinks. Blocks. Throws Fault::stale, corrupt, lost, timeout,
   // cancelled, closed, and what `patience.look` throws. When it has returned or thrown, nothing lands any more. With `relay` the
@@ -87,7 +87,7 @@ class Reads {
 
  private:
   struct Stream {
-    Fd socket;
+    Socket socket;
     Digest secret;
     std::deque<ReadRequest> unconfirmed;  // acknowledgements after which nothing was heard
     bool used = false;
@@ -122,6 +122,7 @@ class Reads {
 
   const Contact contact_;
   const Greeting greeting_;
+  const std::shared_ptr<const Tls> tls_;
   Counters& counters_;
   const Outbound& outbound_;
   const std::shared_ptr<Flight> flight_;

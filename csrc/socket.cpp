@@ -102,8 +102,8 @@ Fd listen_on(const std::string& host, uint16_t first, uint16_t last, uint16_t& p
   throw Error(Fault::transport, "every port from " + std::to_string(first) + " to " + std::to_string(last) + " of " + host + " is taken");
 }
 
-Fd accept_from(int listener) {
-  Fd socket = ours(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+Socket accept_from(int listener) {
+  Socket socket(ours(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)));
   if (socket) set_up_stream(socket.get());
   return socket;
 }
@@ -118,15 +118,15 @@ void set_up_stream(int socket) {
   option(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, kVanishedMs);
 }
 
-Fd dial(const Address& to, const Patience& patience) {
+Socket dial(const Address& to, const Patience& patience) {
   Resolved address = resolve(to.host, to.port);
-  Fd socket = stream_socket(address.get()->sa_family);
+  Socket socket(stream_socket(address.get()->sa_family));
   set_up_stream(socket.get());
   Stop::Guard guard(patience.stop, socket.get());
   int code = 0;
   if (::connect(socket.get(), address.get(), address.size) != 0) {
     if (errno == EINPROGRESS) {
-      await_writable(socket.get(), patience);
+      await_writable(socket, patience);
       socklen_t size = sizeof code;
       ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &code, &size);
     } else {
@@ -148,15 +148,26 @@ std::string far_end(int socket) {
   return Address{host, static_cast<uint16_t>(std::stoi(port))}.text();
 }
 
-void await_readable(int socket, const Patience& patience) { await(socket, POLLIN, patience); }
-void await_writable(int socket, const Patience& patience) { await(socket, POLLOUT, patience); }
+void await_readable(const Socket& socket, const Patience& patience) { await(socket.get(), POLLIN, patience); }
+void await_writable(const Socket& socket, const Patience& patience) { await(socket.get(), POLLOUT, patience); }
 
-size_t receive_some(int socket, const iovec* parts, size_t count) {
+void shake_hands(const Socket& socket, const Patience& patience) {
+  for (;;) {
+    switch (socket.tls()->handshake()) {
+      case TlsSession::Needs::nothing: return;
+      case TlsSession::Needs::readable: await_readable(socket, patience); break;
+      case TlsSession::Needs::writable: await_writable(socket, patience); break;
+    }
+  }
+}
+
+size_t receive_some(const Socket& socket, const iovec* parts, size_t count) {
+  if (socket.tls()) return socket.tls()->receive(parts, count, false);
   msghdr message{};
   message.msg_iov = const_cast<iovec*>(parts);
   message.msg_iovlen = count;
   for (;;) {
-    ssize_t n = ::recvmsg(socket, &message, MSG_DONTWAIT);
+    ssize_t n = ::recvmsg(socket.get(), &message, MSG_DONTWAIT);
     if (n > 0) return static_cast<size_t>(n);
     if (n == 0) throw_ended(0);
     if (errno == EAGAIN) return 0;
@@ -164,9 +175,13 @@ size_t receive_some(int socket, const iovec* parts, size_t count) {
   }
 }
 
-size_t receive_some(int socket, void* data, size_t nbytes) {
+size_t receive_some(const Socket& socket, void* data, size_t nbytes) {
+  if (socket.tls()) {
+    iovec part{data, nbytes};
+    return socket.tls()->receive(&part, 1, false);
+  }
   for (;;) {
-    ssize_t n = ::recv(socket, data, nbytes, MSG_DONTWAIT);
+    ssize_t n = ::recv(socket.get(), data, nbytes, MSG_DONTWAIT);
     if (n > 0) return static_cast<size_t>(n);
     if (n == 0) throw_ended(0);
     if (errno == EAGAIN) return 0;
@@ -174,19 +189,25 @@ size_t receive_some(int socket, void* data, size_t nbytes) {
   }
 }
 
-size_t send_some(int socket, const iovec* parts, size_t count) {
+size_t receive_held(const Socket& socket, void* data, size_t nbytes) {
+  iovec part{data, nbytes};
+  return socket.tls() ? socket.tls()->receive(&part, 1, true) : 0;
+}
+
+size_t send_some(const Socket& socket, const iovec* parts, size_t count) {
+  if (socket.tls()) return socket.tls()->send(parts, count);
   msghdr message{};
   message.msg_iov = const_cast<iovec*>(parts);
   message.msg_iovlen = count;
   for (;;) {
-    ssize_t n = ::sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    ssize_t n = ::sendmsg(socket.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (n >= 0) return static_cast<size_t>(n);
     if (errno == EAGAIN || errno == ENOBUFS) return 0;
     if (errno != EINTR) throw_ended(errno);
   }
 }
 
-void send_all(int socket, const void* data, size_t nbytes, const Patience& patience) {
+void send_all(const Socket& socket, const void* data, size_t nbytes, const Patience& patience) {
   const char* from = static_cast<const char*>(data);
   while (nbytes > 0) {
     iovec part{const_cast<char*>(from), nbytes};
@@ -196,7 +217,7 @@ void send_all(int socket, const void* data, size_t nbytes, const Patience& patie
   }
 }
 
-void receive_all(int socket, void* data, size_t nbytes, const Patience& patience) {
+void receive_all(const Socket& socket, void* data, size_t nbytes, const Patience& patience) {
   char* to = static_cast<char*>(data);
   while (nbytes > 0) {
     size_t n = receive_some(socket, to, nbytes);

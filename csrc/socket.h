@@ -8,6 +8,7 @@
 
 #include "memory.h"
 #include "stop.h"
+#include "tls.h"
 
 namespace tl {
 
@@ -27,14 +28,36 @@ struct Patience {
   bool stopped() const { return stop && stop->flag; }
 };
 
+// A connected stream, bare or inside TLS.
+class Socket {
+ public:
+  Socket() = default;
+  explicit Socket(Fd fd) : fd_(std::move(fd)) {}
+  Socket(Socket&&) = default;
+  Socket& operator=(Socket&& other) noexcept {
+    tls_ = std::move(other.tls_);  // first: it uses the descriptor that it has
+    fd_ = std::move(other.fd_);
+    return *this;
+  }
+  int get() const { return fd_.get(); }
+  explicit operator bool() const { return static_cast<bool>(fd_); }
+  // From now on nothing passes but by TLS, once its handshake is over.
+  void secure(const Tls& tls, bool accepting) { tls_ = tls.session(get(), accepting); }
+  TlsSession* tls() const { return tls_.get(); }
+
+ private:
+  Fd fd_;
+  std::unique_ptr<TlsSession> tls_;
+};
+
 // Listens on `host` at a free port, or at the first free one of `first`..`last`. Throws Fault::transport.
 Fd listen_on(const std::string& host, uint16_t first, uint16_t last, uint16_t& port);
 
 // The next connection, set up as all of ours; none: nobody waits.
-Fd accept_from(int listener);
+Socket accept_from(int listener);
 
 // A connected, non-blocking socket, set up as all of ours. Throws Fault::lost: nobody listens there; timeout, cancelled.
-Fd dial(const Address& to, const Patience& patience);
+Socket dial(const Address& to, const Patience& patience);
 
 // No delay, and an error within a few seconds from a host that has vanished.
 void set_up_stream(int socket);
@@ -43,16 +66,22 @@ void set_up_stream(int socket);
 std::string far_end(int socket);
 
 // Until the socket is readable (or writable). Throws Fault::timeout, cancelled.
-void await_readable(int socket, const Patience& patience);
-void await_writable(int socket, const Patience& patience);
+void await_readable(const Socket& socket, const Patience& patience);
+void await_writable(const Socket& socket, const Patience& patience);
+
+// The handshake of TLS. Throws Fault::refused, lost, timeout, cancelled.
+void shake_hands(const Socket& socket, const Patience& patience);
 
 // All of it, on a non-blocking socket. Throws Fault::lost: the stream has ended; timeout, cancelled.
-void send_all(int socket, const void* data, size_t nbytes, const Patience& patience);
-void receive_all(int socket, void* data, size_t nbytes, const Patience& patience);
+void send_all(const Socket& socket, const void* data, size_t nbytes, const Patience& patience);
+void receive_all(const Socket& socket, void* data, size_t nbytes, const Patience& patience);
 
-// One non-blocking read or write: bytes, 0: nothing now. Throws Fault::lost: the stream has ended.
-size_t receive_some(int socket, void* data, size_t nbytes);
-size_t receive_some(int socket, const iovec* parts, size_t count);
-size_t send_some(int socket, const iovec* parts, size_t count);
+// One non-blocking read or write: bytes, 0: nothing now, until the descriptor is readable or writable. What was offered to send_some
+// and not sent must come first the next time. Throws Fault::lost: the stream has ended; refused: TLS, and that is about certificates.
+size_t receive_some(const Socket& socket, void* data, size_t nbytes);
+size_t receive_some(const Socket& socket, const iovec* parts, size_t count);
+size_t send_some(const Socket& socket, const iovec* parts, size_t count);
+// What TLS has taken from the descriptor and not given yet: the descriptor doesn't tell of that. 0: nothing.
+size_t receive_held(const Socket& socket, void* data, size_t nbytes);
 
 }  // namespace tl

@@ -20,7 +20,7 @@ TcpConnection::TcpConnection(uint64_t serial, Identity peer, Parts parts, std::s
       socket_(std::move(parts.socket)),
       dialled_(parts.dialled),
       home_(std::move(parts.home)),
-      reads_(std::move(parts.contact), std::move(parts.greeting), counters, *outbound_, std::move(parts.flight)),
+      reads_(std::move(parts.contact), std::move(parts.greeting), std::move(parts.tls), counters, *outbound_, std::move(parts.flight)),
       reader_(kMaxFrame + 4096) {
   if (!dialled_) return;
   std::lock_guard lock(outbound_->mutex);
@@ -58,7 +58,7 @@ void TcpConnection::flush_messages() {
       for (size_t i = at_; i < kept.size() && count < kSendParts; ++i) parts[count++] = {kept[i].record.data(), kept[i].record.size()};
       parts[0].iov_base = static_cast<char*>(parts[0].iov_base) + offset_;
       parts[0].iov_len -= offset_;
-      size_t n = send_some(socket(), parts, count);
+      size_t n = send_some(socket_, parts, count);
       if (n == 0) return block(true);  // on_writable() goes on
       for (offset_ += n; at_ < kept.size() && offset_ >= kept[at_].record.size(); ++at_) offset_ -= kept[at_].record.size();
     }
@@ -103,7 +103,7 @@ void TcpConnection::flush_written() {
     while (!written_.empty()) {
       std::string& record = written_.front();
       iovec part{record.data() + written_offset_, record.size() - written_offset_};
-      size_t n = send_some(socket(), &part, 1);
+      size_t n = send_some(socket_, &part, 1);
       if (n == 0) return block(true);
       written_offset_ += n;
       if (written_offset_ < record.size()) continue;
@@ -157,10 +157,10 @@ void TcpConnection::ring() {
 // ----- receiving
 
 void TcpConnection::receive(const Intake& intake) {
-  for (uint64_t budget = kReceiveBudget; budget > 0;) {
+  for (uint64_t budget = kReceiveBudget;;) {
     char* room = reader_.room();
     size_t size = reader_.room_size();
-    size_t n = receive_some(socket(), room, size);
+    size_t n = budget > 0 ? receive_some(socket_, room, size) : receive_held(socket_, room, size);
     if (n == 0) return;
     reader_.arrived(n);
     RecordKind kind;

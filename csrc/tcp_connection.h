@@ -27,11 +27,12 @@ struct Home {
 class TcpConnection : public Connection {
  public:
   struct Parts {
-    Fd socket;
+    Socket socket;
     bool dialled = false;
     Greeting greeting;           // ours, for further streams
     Contact contact;             // the peer's
     uint64_t received = 0;       // dialled: number of the last message that the peer has
+    std::shared_ptr<const Tls> tls;  // for further streams
     std::shared_ptr<Home> home;
     std::shared_ptr<Flight> flight;
   };
@@ -72,7 +73,7 @@ class TcpConnection : public Connection {
   void arm();
   void ring();
 
-  Fd socket_;
+  Socket socket_;
   const bool dialled_;
   std::shared_ptr<Home> home_;
   std::mutex arm_mutex_;

@@ -45,7 +45,7 @@ bool TcpPort::on_event(int fd, uint32_t events) {
 void TcpPort::accept_all() {
   constexpr int kMost = 64;  // then others have their turn
   for (int i = 0; i < kMost; ++i) {
-    Fd socket = accept_from(listener_.get());
+    Socket socket = accept_from(listener_.get());
     if (!socket) return;
     while (pending_.size() >= kMaxPending && !order_.empty()) {  // whoever greets at once is never the oldest
       auto oldest = pending_.find(order_.front());
@@ -57,10 +57,9 @@ void TcpPort::accept_all() {
     int fd = socket.get();
     Pending pending{std::move(socket), {}, {}, far_end(fd), now_ns() + kHandshakeTimeout};
     random_bytes(pending.nonce.data(), pending.nonce.size());
-    std::string text = challenge(pending.nonce);
-    iovec part{text.data(), text.size()};
     try {
-      if (send_some(fd, &part, 1) != text.size()) continue;
+      if (tls_) pending.socket.secure(*tls_, true);
+      if (!tls_ && !challenge_it(pending)) continue;
     } catch (const Error&) {
       continue;
     }
@@ -70,14 +69,28 @@ void TcpPort::accept_all() {
   }
 }
 
+// False: not yet, or with no TLS, not at all.
+bool TcpPort::challenge_it(Pending& pending) {
+  if (tls_) {
+    auto needs = pending.socket.tls()->handshake();
+    engine_.rewatch_fd(pending.socket.get(), needs == TlsSession::Needs::writable ? EPOLLOUT : EPOLLIN);
+    if (needs != TlsSession::Needs::nothing) return false;
+  }
+  std::string text = challenge(pending.nonce);
+  iovec part{text.data(), text.size()};
+  pending.challenged = send_some(pending.socket, &part, 1) == text.size();
+  return pending.challenged;
+}
+
 void TcpPort::on_hello(int fd) {
   Pending& pending = pending_[fd];
   std::string why;
   try {
+    if (!pending.challenged && !challenge_it(pending)) return;
     size_t size = hello_size(pending.in);
     for (;;) {
       char bytes[4096];
-      size_t n = receive_some(fd, bytes, std::min(sizeof bytes, size - pending.in.size()));
+      size_t n = receive_some(pending.socket, bytes, std::min(sizeof bytes, size - pending.in.size()));
       if (n == 0) return;
       pending.in.append(bytes, n);
       if (pending.in.size() < size) continue;
@@ -111,7 +124,7 @@ void TcpPort::welcome(Pending pending, const Heard& heard) {
   std::string text = answer(heard, pending.nonce, contact_.key, refusal, received);
   iovec part{text.data(), text.size()};
   try {
-    if (send_some(pending.socket.get(), &part, 1) != text.size() || !refusal.empty()) return;
+    if (send_some(pending.socket, &part, 1) != text.size() || !refusal.empty()) return;
     if (greeting.role == Role::reads) return server_.adopt(std::move(pending.socket), greeting, heard.secret);
     auto connection = make(std::move(pending.socket), false, greeting.from, greeting.contact, 0);
     add(connection);
@@ -133,13 +146,14 @@ std::vector<std::string> TcpPort::take_refusals() {
 
 // ----- connections
 
-std::shared_ptr<TcpConnection> TcpPort::make(Fd socket, bool dialled, const Identity& peer, const Contact& contact, uint64_t received) {
+std::shared_ptr<TcpConnection> TcpPort::make(Socket socket, bool dialled, const Identity& peer, const Contact& contact, uint64_t received) {
   TcpConnection::Parts parts;
   parts.socket = std::move(socket);
   parts.dialled = dialled;
   parts.greeting = {Role::reads, {engine_.name(), engine_.incarnation()}, peer, contact_};
   parts.contact = contact;
   parts.received = received;
+  parts.tls = tls_;
   parts.home = home_;
   parts.flight = engine_.flight();
   return std::make_shared<TcpConnection>(engine_.next_serial(), peer, std::move(parts), engine_.outbound(peer));
@@ -151,9 +165,10 @@ void TcpPort::add(const std::shared_ptr<TcpConnection>& connection) {
 
 std::shared_ptr<Connection> TcpPort::connect(const Contact& to, const Identity& peer, const Patience& patience) {
   Activity activity(engine_.flight(), {"connect", "handshake", peer.name, peer.incarnation, "tcp", to.at.text()});
-  Session session = greet(to, {Role::lane, {engine_.name(), engine_.incarnation()}, peer, contact_}, patience);
+  Session session = greet(to, {Role::lane, {engine_.name(), engine_.incarnation()}, peer, contact_}, tls_.get(), patience);
   auto connection = make(std::move(session.socket), true, peer, to, session.received);
   add(connection);
+  if (tls_) engine_.take(*connection);  // what came with the welcome: TLS may have it already, and then the descriptor won't tell
   return connection;
 }
 

@@ -13,6 +13,9 @@ class TcpPort : public Port {
  public:
   TcpPort(Engine& engine, Key key);
 
+  // From now on every stream is inside TLS. Before listen() and connect().
+  void secure(std::shared_ptr<const Tls> tls) { tls_ = std::move(tls); }
+  bool secured() const { return tls_ != nullptr; }
   // Any thread; once. `first`..`last`: the ports to try, 0: any. Returns the port. Throws Fault::transport.
   uint16_t listen(const std::string& host, uint16_t first, uint16_t last);
   // Any thread. Blocks. Throws Fault::lost, refused, timeout, cancelled.
@@ -29,24 +32,27 @@ class TcpPort : public Port {
 
  private:
   struct Pending {  // accepted, and the handshake isn't over
-    Fd socket;
+    Socket socket;
     Nonce nonce;
     std::string in, from;
     int64_t deadline_ns;
+    bool challenged = false;
   };
   static constexpr int64_t kHandshakeTimeout = 5'000'000'000;
   static constexpr size_t kMaxPending = 256, kMaxRefusals = 4096;
   static constexpr int64_t kUnattended = 2'000'000, kReport = 50'000'000;
 
   void accept_all();
+  bool challenge_it(Pending& pending);
   void on_hello(int fd);
   void welcome(Pending pending, const Heard& heard);
   void refuse(const std::string& from, const std::string& why);
-  std::shared_ptr<TcpConnection> make(Fd socket, bool dialled, const Identity& peer, const Contact& contact, uint64_t received);
+  std::shared_ptr<TcpConnection> make(Socket socket, bool dialled, const Identity& peer, const Contact& contact, uint64_t received);
   void add(const std::shared_ptr<TcpConnection>& connection);
 
   Engine& engine_;
   Contact contact_;  // ours
+  std::shared_ptr<const Tls> tls_;
   Fd listener_;
   std::atomic<int> listener_number_{-1};
   std::shared_ptr<Home> home_;

@@ -297,6 +297,15 @@ class Engine:
 
     def connect(self, path: str, key: bytes, name: str, incarnation: int, timeout_s: float) -> Connection: ...
 
+    def secure(self, cert: str, key: str, ca: str, name: str) -> None:
+        """
+        From now on each TCP stream is inside TLS: files of PEM, and the DNS name that all certificates carry. Before listen() and dial().
+        """
+
+    @property
+    def secured(self) -> bool:
+        """Whether TCP streams are inside TLS."""
+
     def listen(self, host: str, first: int, last: int) -> int:
         """Listens for other hosts at a numeric address; returns the port. Once."""
 

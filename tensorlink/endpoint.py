@@ -18,6 +18,7 @@ from typing import Any
 
 from tensorlink import _core, flight
 from tensorlink.control import (
+    Certificates,
     ControlClient,
     Hello,
     Mailbox,
@@ -78,6 +79,7 @@ class Endpoint:
         self._closing = threading.Lock()
         self._shut = threading.Event()
         self._hooks = Hooks()
+        certificates = Certificates.load(settings)
         listen = listen_address(settings)
         path = str(engine_socket())
         key = secrets.token_bytes(16)
@@ -87,8 +89,15 @@ class Endpoint:
         if self._engine.flight.error:
             log.debug("no flight recorder: %s", self._engine.flight.error)
         try:
+            if certificates:
+                self._engine.secure(*certificates.files)
             self._server = PeerServer(
-                _Handlers(self), name=name, token=settings.token, listen=listen, ports=settings.ports
+                _Handlers(self),
+                name=name,
+                token=settings.token,
+                listen=listen,
+                ports=settings.ports,
+                certificates=certificates,
             )
             self._control = ControlClient(
                 settings,

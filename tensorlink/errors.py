@@ -106,7 +106,7 @@ class PoolExhaustedError(TensorLinkError, MemoryError):
 
 
 class AuthenticationError(TensorLinkError, PermissionError):
-    """The other side refused the token, or runs as another user."""
+    """The other side refused the token or the certificate, or has one that is refused here, or runs as another user."""
 
 
 class CorruptTransferError(TensorLinkError):

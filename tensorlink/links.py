@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tensorlink import _core
-from tensorlink.control import ControlClient, Hello, PeerClient
+from tensorlink.control import Certificates, ControlClient, Hello, PeerClient
 from tensorlink.errors import (
     ClosedError,
     NoPathError,
@@ -55,6 +55,7 @@ class Links:
 
     def __init__(self, settings: Settings, site: Site, control: ControlClient) -> None:
         self._settings = settings
+        self._certificates = Certificates.load(settings)
         self._control = control
         self._roster = control.roster
         self._engine = site.engine
@@ -235,7 +236,8 @@ class Links:
         return link
 
     def _link(self, peer: PeerId, address: str, deadline: float) -> PeerLink:
-        client = PeerClient(address, peer=peer.name, me=self.me, token=self._settings.token)
+        token = self._settings.token
+        client = PeerClient(address, peer=peer.name, me=self.me, token=token, certificates=self._certificates)
         try:
             with doing(self._engine.flight, "connect", peer.name, "hello"):
                 hello = self._hello(client, peer, deadline)

@@ -75,7 +75,14 @@ class Settings:
     transports: str | None = None
     """Allowed transports, `shm,local`, or forbidden ones, `^shm`; None: all that are installed."""
     token: str | None = field(default=None, repr=False)
-    """Shared secret of the job. Needed wherever a listener is not a unix socket."""
+    """Shared secret of the job. Needed wherever a listener is not a unix socket, unless there are certificates."""
+    tls_cert: str | None = None
+    """PEM file: the certificate that this process shows to other hosts, and what leads from it to the CA. With it all that goes
+    over TCP is encrypted, and both sides must show one. It goes together with `tls_key` and `tls_ca`."""
+    tls_key: str | None = None
+    """PEM file: the certificate's private key, not encrypted."""
+    tls_ca: str | None = None
+    """PEM file: the CA, or CAs, of all certificates of the job."""
     timeout: float = 60.0
     """Default deadline of every operation, seconds."""
     pool_bytes: int = field(default_factory=_quarter_of_memory)
@@ -133,8 +140,17 @@ class Settings:
                 f"namespace must be 1 to 64 letters, digits, '-', '_' or '.', not '.' first, not {self.namespace!r}"
             )
 
+    @property
+    def known_to_others(self) -> bool:
+        """Whether strangers can be told from peers, so that this process may be reached by TCP."""
+        return bool(self.token or self.tls_cert)
+
     def _check_network(self) -> None:
-        """Raises: ValueError: `coordinator`, `interface` or `ports` is none."""
+        """Raises: ValueError: `coordinator`, `interface` or `ports` is none, or a file for TLS isn't named."""
+        files = {name: getattr(self, name) for name in ("tls_cert", "tls_key", "tls_ca")}
+        missing = [ENV_PREFIX + name.upper() for name, path in files.items() if not path]
+        if 0 < len(missing) < len(files):
+            raise ValueError(f"TLS needs a certificate, its key and the CA: {' and '.join(missing)} must be set too")
         if self.coordinator is not None and not self.coordinator.startswith("unix:"):
             try:
                 network.split_address(self.coordinator)

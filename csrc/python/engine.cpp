@@ -420,6 +420,11 @@ void bind_engine(nb::module_& module) {
         Released released;
         return e.shm().connect(path, k, {name, incarnation}, deadline_of(timeout_s));
       }, "path"_a, "key"_a, "name"_a, "incarnation"_a, "timeout_s"_a)
+      .def("secure", [](Engine& e, const std::string& cert, const std::string& key, const std::string& ca, const std::string& name) {
+        e.tcp().secure(std::make_shared<const Tls>(cert, key, ca, name));
+      }, "cert"_a, "key"_a, "ca"_a, "name"_a,
+           "From now on each TCP stream is inside TLS: files of PEM, and the DNS name that all certificates carry. Before listen() and dial().")
+      .def_prop_ro("secured", [](Engine& e) { return e.tcp().secured(); }, "Whether TCP streams are inside TLS.")
       .def("listen", [](Engine& e, const std::string& host, uint16_t first, uint16_t last) { return e.tcp().listen(host, first, last); },
            "host"_a, "first"_a, "last"_a, "Listens for other hosts at a numeric address; returns the port. Once.")
       .def("dial", [](Engine& e, const std::string& host, uint16_t port, nb::bytes key, const std::string& name, uint64_t incarnation, double timeout_s) {

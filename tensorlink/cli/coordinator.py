@@ -11,7 +11,7 @@ from tensorlink.settings import Settings
 
 def coordinator(
     listen: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Listen on TCP; needs TENSORLINK_TOKEN.")
+        str | None, typer.Option(metavar="HOST:PORT", help="Listen on TCP; needs TENSORLINK_TOKEN or certificates.")
     ] = None,
     namespace: Annotated[str | None, typer.Option(help="Serve this namespace of this user on this host.")] = None,
     lease: Annotated[float | None, typer.Option(help="Seconds after which a silent peer is down.")] = None,

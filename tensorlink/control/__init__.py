@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tensorlink.control.addresses import listen_address
+    from tensorlink.control.certificates import Certificates
     from tensorlink.control.client import ControlClient
     from tensorlink.control.link import Membership, list_peers
     from tensorlink.control.mailbox import Mailbox
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from tensorlink.control.standalone import serve
 
 _HOMES = {
+    "Certificates": "certificates",
     "ControlClient": "client",
     "Hello": "peer_service",
     "Mailbox": "mailbox",
@@ -37,6 +39,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Certificates",
     "ControlClient",
     "Hello",
     "Mailbox",

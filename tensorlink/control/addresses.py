@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 from tensorlink import network
 from tensorlink.control import runtime_dir
+from tensorlink.control.certificates import Certificates
 from tensorlink.errors import AuthenticationError, PeerLostError
 from tensorlink.settings import Settings
 
@@ -23,23 +24,24 @@ MAX_ADDRESS_BYTES = 512
 
 
 def listen_address(settings: Settings) -> str | None:
-    """The IP address on which this peer listens for others; None: on unix sockets only, as there is no token.
+    """The IP address on which this peer listens for others; None: on unix sockets only, as there is neither
+    a token nor a certificate.
 
     That of the setting `interface`, else the one from which the coordinator is reached, else loopback. Blocks for the
     look-up of the coordinator's name, up to the setting `timeout` while it is unknown.
 
     Raises:
-        AuthenticationError: `interface` is set, and there is no token.
+        AuthenticationError: `interface` is set, and there is neither.
         ValueError: `interface` isn't here.
         PeerLostError: no way leads to the coordinator.
     """
-    if not settings.token:
+    if not settings.known_to_others:
         if settings.interface is None:
             return None
         raise AuthenticationError(
-            f"to be reached on interface {settings.interface} needs a token",
+            f"to be reached on interface {settings.interface} needs a token or certificates",
             phase="listen",
-            hint="Set TENSORLINK_TOKEN, the same for every process of the job",
+            hint="Set TENSORLINK_TOKEN, the same for every process of the job, or TENSORLINK_TLS_CERT, _KEY and _CA",
         )
     if settings.interface is not None:
         try:
@@ -58,8 +60,8 @@ def listen_address(settings: Settings) -> str | None:
         ) from None
 
 
-def add_tcp_port(add: Callable[[str], int], host: str, ports: str | None, port: int = 0) -> int:
-    """Makes a gRPC server listen on `host` by its `add_insecure_port`; the port, as `network.listener` chooses it.
+def add_tcp_port(server: Any, certificates: Certificates | None, host: str, ports: str | None, port: int = 0) -> int:
+    """Makes a gRPC server listen on `host`, by TLS if there are certificates; the port, as `network.listener` chooses it.
 
     Raises: TransportError: the address or all ports are taken.
     """
@@ -67,7 +69,10 @@ def add_tcp_port(add: Callable[[str], int], host: str, ports: str | None, port: 
     def bind(chosen: int) -> int:
         network.listen(host, chosen).close()  # gRPC says not why it can't, and logs that
         try:
-            return add(network.join_address(host, chosen))
+            where = network.join_address(host, chosen)
+            if certificates is None:
+                return int(server.add_insecure_port(where))
+            return int(server.add_secure_port(where, certificates.listener()))
         except RuntimeError:  # somebody took it in between
             raise OSError(errno.EADDRINUSE, "it was taken just now") from None
 

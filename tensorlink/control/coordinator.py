@@ -25,6 +25,7 @@ from tensorlink import network
 from tensorlink.control import addresses, runtime_dir, wire
 from tensorlink.control import control_pb2 as pb
 from tensorlink.control import control_pb2_grpc as pb_grpc
+from tensorlink.control.certificates import Certificates, check_caller
 from tensorlink.control.heartbeat import HeartbeatServer
 from tensorlink.control.membership import KEY_BYTES, MAX_INCARNATION, Change, Lease, Membership
 from tensorlink.errors import AuthenticationError, PeerLostError, PeerUnknownError, TensorLinkError, TransportError
@@ -81,8 +82,9 @@ class _Watcher:
 class Coordinator(pb_grpc.CoordinatorServicer):
     """The service and its listeners. Make it, `listen_unix` or `listen_tcp`, then `stop`; all on one event loop."""
 
-    def __init__(self, *, token: str | None, lease_s: float) -> None:
+    def __init__(self, *, token: str | None, lease_s: float, certificates: Certificates | None = None) -> None:
         self._token = token
+        self._certificates = certificates
         self._epoch = secrets.token_bytes(8)
         self._members = Membership(lease_s, self._changed)
         self._heartbeats = HeartbeatServer(self._members)
@@ -118,19 +120,21 @@ class Coordinator(pb_grpc.CoordinatorServicer):
         """Serves on TCP and returns the port: 0 is a free one of the range `ports`, which that of the heartbeats is too.
 
         `host` is an IP address or a name; `::` and `0.0.0.0` stand for all addresses, v4 and v6. Raises:
-            AuthenticationError: there is no token; anyone who reaches the port could join.
+            AuthenticationError: there is neither a token nor a certificate; anyone who reaches the port could join.
             TransportError: the address cannot be bound.
         """
-        if not self._token:
+        if not (self._token or self._certificates):
             raise AuthenticationError(
-                f"listening on {host}:{port} needs a token", phase="listen", hint="Set TENSORLINK_TOKEN"
+                f"listening on {host}:{port} needs a token or certificates",
+                phase="listen",
+                hint="Set TENSORLINK_TOKEN, or TENSORLINK_TLS_CERT, _KEY and _CA",
             )
         try:
             host = network.ip_of(host)
         except OSError as error:
             raise TransportError(f"cannot listen on {host}: {error.strerror}", phase="listen") from None
         server = self._make_server()
-        bound = addresses.add_tcp_port(server.add_insecure_port, host, ports, port)
+        bound = addresses.add_tcp_port(server, self._certificates, host, ports, port)
         # Peers put the host they dialled before the colon: this one may be a wildcard.
         self._heartbeat_address = f":{await self._heartbeats.listen_tcp(host, ports)}"
         await self._start(server)
@@ -206,7 +210,9 @@ class Coordinator(pb_grpc.CoordinatorServicer):
             await self._change_within(left)
 
     def admit(self, context: Context) -> None:
-        """Raises: AuthenticationError: the call carries a wrong token."""
+        """Raises: AuthenticationError: the call carries a wrong token, or a certificate for something else."""
+        if self._certificates:
+            check_caller(context.auth_context())
         wire.check_token(self._token, context.invocation_metadata())
 
     # The service
@@ -306,7 +312,7 @@ class Coordinator(pb_grpc.CoordinatorServicer):
         if not target:
             return False
         try:
-            async with grpc.aio.insecure_channel(target, options=wire.OPTIONS) as channel:
+            async with wire.aio_channel(target, self._certificates) as channel:
                 metadata = wire.token_metadata(self._token)
                 reply = await pb_grpc.PeerServiceStub(channel).Ping(pb.Empty(), timeout=_PING_S, metadata=metadata)
                 return bool(reply.name == peer.name)

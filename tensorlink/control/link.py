@@ -16,6 +16,7 @@ from tensorlink import network
 from tensorlink.control import control_pb2 as pb
 from tensorlink.control import control_pb2_grpc as pb_grpc
 from tensorlink.control import embedded, runtime_dir, wire
+from tensorlink.control.certificates import Certificates
 from tensorlink.errors import AuthenticationError, ClosedError, CorruptTransferError, PeerLostError, TensorLinkError
 from tensorlink.settings import Settings
 from tensorlink.types import PeerInfo
@@ -38,7 +39,7 @@ class Membership:
 def target_of(settings: Settings) -> str:
     """gRPC target of the coordinator that the settings name, or where the embedded one would be.
 
-    Raises: AuthenticationError: it is reached by TCP and there is no token.
+    Raises: AuthenticationError: it is reached by TCP and there is neither a token nor a certificate.
     """
     named = settings.coordinator
     if named is None:
@@ -46,11 +47,11 @@ def target_of(settings: Settings) -> str:
         return wire.unix_target(path)
     if named.startswith("unix:"):
         return wire.unix_target(Path(named.removeprefix("unix:")))
-    if not settings.token:
+    if not settings.known_to_others:
         raise AuthenticationError(
-            f"the coordinator at {named} is reached by TCP, which needs a token",
+            f"the coordinator at {named} is reached by TCP, which needs a token or certificates",
             phase="join",
-            hint="Set TENSORLINK_TOKEN to the one it was started with",
+            hint="Set TENSORLINK_TOKEN to the one it was started with, or TENSORLINK_TLS_CERT, _KEY and _CA",
         )
     return named
 
@@ -60,7 +61,7 @@ def open_link(settings: Settings, timeout: float) -> Link:
     target = target_of(settings)
     if settings.coordinator is None:
         embedded.find_or_start(settings.namespace, token=settings.token, lease_s=settings.lease_s, timeout=timeout)
-    return Link(target, settings.token)
+    return Link(target, settings.token, Certificates.load(settings))
 
 
 def list_peers(settings: Settings, timeout: float) -> list[PeerInfo]:
@@ -68,7 +69,7 @@ def list_peers(settings: Settings, timeout: float) -> list[PeerInfo]:
 
     Raises: PeerLostError: no coordinator answers; TransferTimeoutError, AuthenticationError: as they say.
     """
-    link = Link(target_of(settings), settings.token)
+    link = Link(target_of(settings), settings.token, Certificates.load(settings))
     try:
         return [wire.peer_from_pb(peer) for peer in link.snapshot(timeout).peers]
     finally:
@@ -78,10 +79,12 @@ def list_peers(settings: Settings, timeout: float) -> list[PeerInfo]:
 class Link:
     """A channel to a coordinator. Thread-safe; gRPC errors come out as errors of `tensorlink.errors`."""
 
-    def __init__(self, target: str, token: str | None) -> None:
+    def __init__(self, target: str, token: str | None, certificates: Certificates | None) -> None:
         self._target = target
+        self._certificates = certificates
+        self._answered = False
         self._metadata = wire.token_metadata(token)
-        self._channel = wire.channel(target)
+        self._channel = wire.channel(target, certificates)
         self._stub = pb_grpc.CoordinatorStub(self._channel)
         self._closed = False
 
@@ -90,12 +93,15 @@ class Link:
 
         Raises:
             PeerLostError: nobody answers there.
+            AuthenticationError: it refuses the token or the certificate of this process, or its own is refused here.
             TransferTimeoutError: no answer in time.
             ClosedError: `close` was called meanwhile.
             TensorLinkError: what the coordinator raised.
         """
         try:
-            return getattr(self._stub, method)(request, timeout=timeout, metadata=self._metadata)
+            reply = getattr(self._stub, method)(request, timeout=timeout, metadata=self._metadata)
+            self._answered = True
+            return reply
         except grpc.RpcError as error:
             if self._closed:
                 raise ClosedError("the link was closed", phase=phase) from None
@@ -133,7 +139,10 @@ class Link:
             ) from None
 
     def _error(self, error: grpc.RpcError, phase: str) -> TensorLinkError:
-        return wire.error_of(error, phase=phase, where=f"the coordinator at {self._target}")
+        refused = None if self._answered else wire.refusal(error, self._target, self._certificates)
+        if refused is not None:
+            refused.phase = phase
+        return refused or wire.error_of(error, phase=phase, where=f"the coordinator at {self._target}")
 
     def snapshot(self, timeout: float) -> pb.Snapshot:
         """Everybody who is there now, without joining. Raises: as `call`."""

@@ -14,6 +14,7 @@ import grpc
 from tensorlink.control import addresses, wire
 from tensorlink.control import control_pb2 as pb
 from tensorlink.control import control_pb2_grpc as pb_grpc
+from tensorlink.control.certificates import Certificates
 from tensorlink.control.mailbox import Mailbox
 from tensorlink.control.peer_service import Hello
 from tensorlink.control.runtime_dir import host_identity
@@ -28,20 +29,29 @@ class PeerClient:
     on it, else TCP. Every call takes `timeout` in seconds and raises:
         PeerLostError: nobody answers; the message names each target and why.
         TransferTimeoutError: no answer in time; whether the peer acted on it is unknown.
-        AuthenticationError: the peer refused the token.
+        AuthenticationError: the peer refuses the token or the certificate of this process, or its own is refused here.
         ClosedError: `close` was called, or this is a forked child.
         TensorLinkError: what the peer raised.
     """
 
-    def __init__(self, address: str, *, peer: str, me: PeerId, token: str | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        peer: str,
+        me: PeerId,
+        token: str | None = None,
+        certificates: Certificates | None = None,
+    ) -> None:
         self.peer = peer
         self._me = me
         self._pid = os.getpid()
         self._closed = False
         self._metadata = wire.token_metadata(token)
+        self._certificates = certificates
         self._route = addresses.route_to(address)
         self._answered = False
-        self._channel = wire.channel(self._route.target or "unix:/")
+        self._channel = wire.channel(self._route.target or "unix:/", certificates)
         self._stub = pb_grpc.PeerServiceStub(self._channel)
 
     def hello(self, connect: Mapping[str, bytes], timeout: float) -> Hello:
@@ -114,8 +124,11 @@ class PeerClient:
             return reply
         except grpc.RpcError as error:
             self._check(phase)
-            where = f"{self.peer} at {self._route}"
-            hint = None if self._answered else self._route.hint
+            refused = None if self._answered else wire.refusal(error, self._route.target, self._certificates)
+            if refused is not None:
+                refused.peer, refused.phase = self.peer, phase
+                raise refused from None
+            where, hint = f"{self.peer} at {self._route}", None if self._answered else self._route.hint
             raise wire.error_of(error, peer=self.peer, phase=phase, where=where, hint=hint) from None
         except ValueError as error:  # how gRPC says that the channel was closed meanwhile
             self._check(phase)

@@ -17,6 +17,7 @@ import grpc
 from tensorlink.control import addresses, mailbox, runtime_dir, wire
 from tensorlink.control import control_pb2 as pb
 from tensorlink.control import control_pb2_grpc as pb_grpc
+from tensorlink.control.certificates import Certificates, check_caller
 from tensorlink.control.pool import DaemonPool
 from tensorlink.errors import AuthenticationError, TensorLinkError, TransportError
 from tensorlink.network import join_address
@@ -67,6 +68,8 @@ def _guarded(method: Callable[[Any, Request, Context], Reply]) -> Callable[[Any,
     @functools.wraps(method)
     def call(self: PeerServer, request: Request, context: Context) -> Reply:
         try:
+            if self.certificates:
+                check_caller(context.auth_context())
             wire.check_token(self.token, context.invocation_metadata())
             return method(self, request, context)
         except Exception as error:
@@ -93,7 +96,8 @@ class PeerServer(pb_grpc.PeerServiceServicer):
     `address` is what a `PeerClient` needs: the gRPC targets, with commas between them.
 
     Raises:
-        AuthenticationError: the run-time directory is somebody else's, or `listen` is given and no token.
+        AuthenticationError: the run-time directory is somebody else's, or `listen` is given and neither a token nor
+            certificates.
         TransportError: there is no place for a socket, or no free port.
     """
 
@@ -105,15 +109,17 @@ class PeerServer(pb_grpc.PeerServiceServicer):
         token: str | None = None,
         listen: str | None = None,
         ports: str | None = None,
+        certificates: Certificates | None = None,
     ) -> None:
-        if listen is not None and not token:
+        if listen is not None and not (token or certificates):
             raise AuthenticationError(
-                f"listening on {listen} needs a token", phase="listen", hint="Set TENSORLINK_TOKEN"
+                f"listening on {listen} needs a token or certificates", phase="listen", hint="Set TENSORLINK_TOKEN"
             )
         self.name = name
         self.incarnation = 0
         """Set by the endpoint once it has joined."""
         self.token = token
+        self.certificates = certificates
         self._handlers = handlers
         self._pid = os.getpid()
         self._boxes: set[mailbox.Mailbox] = set()
@@ -140,7 +146,7 @@ class PeerServer(pb_grpc.PeerServiceServicer):
         except RuntimeError as error:
             raise TransportError(f"cannot listen on {self._path}: {error}", phase="listen") from None
         if host is not None:
-            port = addresses.add_tcp_port(self._server.add_insecure_port, host, ports)
+            port = addresses.add_tcp_port(self._server, self.certificates, host, ports)
             self.address += f",{join_address(host, port)}"
 
     def close(self) -> None:

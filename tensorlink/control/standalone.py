@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from tensorlink import network
 from tensorlink.control import embedded, runtime_dir
+from tensorlink.control.certificates import Certificates
 from tensorlink.control.coordinator import Coordinator
 from tensorlink.errors import NameInUseError
 from tensorlink.settings import Settings
@@ -21,7 +22,7 @@ def serve(settings: Settings, listen: str | None, announce: Callable[[str], None
     where peers of this user and namespace look. `announce` gets the address once it is there.
 
     Raises:
-        AuthenticationError: `listen` is given and there is no token.
+        AuthenticationError: `listen` is given and there is no token and no certificate, or that is no use.
         NameInUseError: this namespace has a coordinator.
         TransportError: the address cannot be bound.
         ValueError: `listen` is no HOST:PORT.
@@ -33,7 +34,8 @@ def serve(settings: Settings, listen: str | None, announce: Callable[[str], None
 
 
 async def _serve_tcp(settings: Settings, host: str, port: int, announce: Callable[[str], None]) -> None:
-    coordinator = Coordinator(token=settings.token, lease_s=settings.lease_s)
+    certificates = Certificates.load(settings)
+    coordinator = Coordinator(token=settings.token, lease_s=settings.lease_s, certificates=certificates)
     try:
         bound = await coordinator.listen_tcp(host, port, settings.ports)
         announce(network.join_address(host, bound))

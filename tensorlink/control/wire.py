@@ -10,9 +10,11 @@ from typing import Any
 from urllib.parse import quote
 
 import grpc
+import grpc.aio
 
 from tensorlink import errors
 from tensorlink.control import control_pb2 as pb
+from tensorlink.control.certificates import NAME, Certificates, explain
 from tensorlink.errors import TensorLinkError
 from tensorlink.types import PeerId, PeerInfo
 
@@ -40,6 +42,7 @@ OPTIONS: list[tuple[str, Any]] = [
     ("grpc.http2.max_pings_without_data", 0),  # no limit: a watch sends nothing else
     ("grpc.use_local_subchannel_pool", 1),  # a channel of its own: another one's backoff is not ours
 ]
+TLS_OPTIONS: list[tuple[str, Any]] = [*OPTIONS, ("grpc.ssl_target_name_override", NAME)]
 SERVER_OPTIONS: list[tuple[str, Any]] = [
     *OPTIONS,
     ("grpc.so_reuseport", 0),
@@ -56,9 +59,18 @@ _STATUS: dict[type[TensorLinkError], grpc.StatusCode] = {
 }
 
 
-def channel(target: str) -> grpc.Channel:
-    """A channel to a coordinator or peer; no connection is made before the first call."""
-    return grpc.insecure_channel(target, options=OPTIONS)
+def channel(target: str, certificates: Certificates | None = None) -> grpc.Channel:
+    """A channel to a coordinator or peer; no connection is made before the first call. Unix sockets need no TLS."""
+    if certificates is None or target.startswith("unix:"):
+        return grpc.insecure_channel(target, options=OPTIONS)
+    return grpc.secure_channel(target, certificates.channel(), options=TLS_OPTIONS)
+
+
+def aio_channel(target: str, certificates: Certificates | None) -> grpc.aio.Channel:
+    """The same for an event loop."""
+    if certificates is None or target.startswith("unix:"):
+        return grpc.aio.insecure_channel(target, options=OPTIONS)
+    return grpc.aio.secure_channel(target, certificates.channel(), options=TLS_OPTIONS)
 
 
 def unix_target(path: Path) -> str:
@@ -128,6 +140,12 @@ def error_of(
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return errors.TransportError(f"message refused: {details}", peer=peer, phase=phase)
     return errors.TransportError(f"{code.name if code else 'failure'}: {details}", peer=peer, phase=phase)
+
+
+def refusal(error: grpc.RpcError, target: str, certificates: Certificates | None) -> errors.AuthenticationError | None:
+    """What it means that no call got through to `target`, if it is about certificates. Blocks, as `explain`."""
+    unavailable = isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNAVAILABLE
+    return explain(target, certificates) if unavailable else None
 
 
 def _text(value: str | bytes) -> str:

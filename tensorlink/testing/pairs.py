@@ -29,6 +29,7 @@ import numpy.typing as npt
 
 from tensorlink import _core
 from tensorlink.errors import PoolExhaustedError
+from tensorlink.settings import Settings
 from tensorlink.transports import registry
 from tensorlink.transports.base import Connection, Site, View
 from tensorlink.types import Buffer, PeerId
@@ -92,6 +93,9 @@ class Side:
         key = secrets.token_bytes(16)
         path = f"{self._folder}/engine"
         self.engine = _core.Engine(name, path, key, pool_bytes)
+        settings = Settings.load()
+        if settings.tls_cert and settings.tls_key and settings.tls_ca:
+            self.engine.secure(settings.tls_cert, settings.tls_key, settings.tls_ca, "tensorlink")
         self.engine.start(incarnation)
         self.transport = registry.load(transport)(
             Site(self.engine, path, key, socket.gethostname(), os.getpid(), listen)

@@ -44,7 +44,7 @@ class Site:
     """Identity of the host."""
     pid: int
     listen: str | None = None
-    """IP address on which a transport may listen for other hosts; None: it may not, since there is no token."""
+    """IP address on which a transport may listen for other hosts; None: it may not, without a token or certificates."""
     ports: str | None = None
     """The range that its ports are from, `20000-20100`; None: any. `tensorlink.network.listener` takes it."""
 

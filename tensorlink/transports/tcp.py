@@ -7,16 +7,17 @@ import json
 from dataclasses import asdict, dataclass
 
 from tensorlink import _core
-from tensorlink.errors import CorruptTransferError
+from tensorlink.errors import AuthenticationError, CorruptTransferError
 from tensorlink.transports.base import Site
 from tensorlink.transports.engine import EngineTransport
 from tensorlink.types import Link, PeerId
 
 _KEY_BYTES = 16
+_HINT = "Every process of a job needs TENSORLINK_TLS_CERT, _KEY and _CA, or none of them"
 
 
 class TcpTransport(EngineTransport):
-    """Listens only where the site allows it: a listener for other hosts needs a token."""
+    """Listens only where the site allows it: a listener for other hosts needs a token or certificates."""
 
     name = "tcp"
 
@@ -30,11 +31,11 @@ class TcpTransport(EngineTransport):
     def links(self) -> tuple[Link, ...]:
         why = None
         if self.site.listen is None:
-            why = "it listens for other hosts, which needs a token: set TENSORLINK_TOKEN"
+            why = "it listens for other hosts, which needs a token or certificates: set TENSORLINK_TOKEN"
         return (Link(self.name, bytes_per_s=3e9, latency_s=30e-6, reach="network", unavailable=why),)
 
     def address(self) -> bytes:
-        return TcpAddress(self.site.listen or "", self._port, self.site.key.hex()).encode()
+        return TcpAddress(self.site.listen or "", self._port, self.site.key.hex(), self.site.engine.secured).encode()
 
     def reaches(self, local: bytes, remote: bytes) -> str | None:
         for address in (local, remote):
@@ -43,7 +44,17 @@ class TcpTransport(EngineTransport):
 
     def _dial(self, peer: PeerId, address: bytes, timeout: float) -> _core.Connection:
         to = TcpAddress.decode(address)
-        return self.site.engine.dial(to.host, to.port, bytes.fromhex(to.key), peer.name, peer.incarnation, timeout)
+        if to.tls != self.site.engine.secured:
+            who, lacks = (
+                (peer.name, "this process has no certificates") if to.tls else ("this process", f"{peer.name} has none")
+            )
+            raise AuthenticationError(f"{who} takes nothing but TLS, and {lacks}", hint=_HINT)
+        try:
+            return self.site.engine.dial(to.host, to.port, bytes.fromhex(to.key), peer.name, peer.incarnation, timeout)
+        except AuthenticationError as error:
+            if "certificate" in error.message or "TLS" in error.message:
+                error.hint = _HINT
+            raise
 
 
 @dataclass(frozen=True)
@@ -55,6 +66,8 @@ class TcpAddress:
     port: int
     key: str
     """What it wants to be shown knowledge of, in hexadecimal."""
+    tls: bool = False
+    """Whether it takes nothing but TLS."""
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -64,7 +77,7 @@ class TcpAddress:
         """Raises: CorruptTransferError: these bytes are no address."""
         try:
             fields = json.loads(data)
-            address = cls(fields["host"], fields["port"], fields["key"])
+            address = cls(fields["host"], fields["port"], fields["key"], fields.get("tls") is True)
             good = isinstance(address.host, str) and type(address.port) is int and 0 < address.port < 1 << 16
             ipaddress.ip_address(address.host)
             if good and len(bytes.fromhex(address.key)) == _KEY_BYTES:

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.authority import Authority
+
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 SUITES = sorted(path.stem.removesuffix("_test") for path in (CSRC / "test").glob("*_test.cpp"))
 ENGINE = {"tcp"}  # suites that need the whole engine, which takes minutes to compile with a sanitizer
@@ -67,6 +69,17 @@ def _suites() -> list[Any]:
             marks = [pytest.mark.soak] if suite in ENGINE and flavour != "plain" else []
             found.append(pytest.param(flavour, suites, suite, id=f"{suite}-{flavour}", marks=marks))
     return found
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_tcp_by_tls(programs: Callable[[str, str], Path], flavour: str, tmp_path: Path) -> None:
+    Authority(tmp_path).issue("peer")
+    command = [str(programs(flavour, "engine")), "tcp"]
+    environment = {**os.environ, "TL_CERTIFICATES": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
 
 
 @pytest.mark.timeout(900)
