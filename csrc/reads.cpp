@@ -243,7 +243,7 @@ void Reads::attempt(Stream& stream, ReadRequest request, const std::vector<Exten
 void Reads::receive(Stream& stream, Work& work, const Patience& patience) {
   iovec parts[kReceiveParts];
   char nowhere[4096];
-  Gathering gathering(fd);
+  Gathering gathering(stream.socket.get());
   for (Cursor cursor(work.sinks, work.done); work.done < work.total;) {
     if (patience.stopped()) throw Error(Fault::cancelled, "cancelled");
     int64_t now = now_ns();
