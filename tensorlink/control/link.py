@@ -20,6 +20,8 @@ from tensorlink.errors import AuthenticationError, ClosedError, CorruptTransferE
 from tensorlink.settings import Settings
 from tensorlink.types import PeerInfo
 
+_DIAL_S = 5.0
+
 
 @dataclass(frozen=True)
 class Membership:
@@ -60,7 +62,19 @@ def open_link(settings: Settings, timeout: float) -> Link:
     target = target_of(settings)
     if settings.coordinator is None:
         embedded.find_or_start(settings.namespace, token=settings.token, lease_s=settings.lease_s, timeout=timeout)
-    return Link(target, settings.token)
+    return Link(target, settings.token, min(timeout, _DIAL_S))  # whoever has the name may come back elsewhere meanwhile
+
+
+def _place_of(target: str, timeout: float) -> str:
+    """The same with an IP address in the place of a name."""
+    if target.startswith("unix:") or network.is_ip(network.split_address(target)[0]):
+        return target
+    try:
+        return network.connectable(*network.split_address(target), timeout)
+    except OSError as error:
+        raise PeerLostError(
+            f"the coordinator at {target} cannot be reached: {error.strerror or error}", phase="join"
+        ) from None
 
 
 def list_peers(settings: Settings, timeout: float) -> list[PeerInfo]:
@@ -68,7 +82,7 @@ def list_peers(settings: Settings, timeout: float) -> list[PeerInfo]:
 
     Raises: PeerLostError: no coordinator answers; TransferTimeoutError, AuthenticationError: as they say.
     """
-    link = Link(target_of(settings), settings.token)
+    link = Link(target_of(settings), settings.token, timeout)
     try:
         return [wire.peer_from_pb(peer) for peer in link.snapshot(timeout).peers]
     finally:
@@ -76,12 +90,18 @@ def list_peers(settings: Settings, timeout: float) -> list[PeerInfo]:
 
 
 class Link:
-    """A channel to a coordinator. Thread-safe; gRPC errors come out as errors of `tensorlink.errors`."""
+    """A channel to a coordinator. Thread-safe; gRPC errors come out as errors of `tensorlink.errors`.
 
-    def __init__(self, target: str, token: str | None) -> None:
-        self._target = target
+    A name is looked up here, once, for calls and heartbeats alike: they must not end at two coordinators that have it. So a link
+    never follows a name to another address; who lost the coordinator opens a new one. (A channel of gRPC would look again too,
+    but no sooner than after half a minute.) Blocks for that, up to `timeout` seconds. Raises: PeerLostError: nobody is there.
+    """
+
+    def __init__(self, target: str, token: str | None, timeout: float) -> None:
+        self._named = target
+        self._target = _place_of(target, timeout)
         self._metadata = wire.token_metadata(token)
-        self._channel = wire.channel(target)
+        self._channel = wire.channel(self._target, authority=None if target == self._target else target)
         self._stub = pb_grpc.CoordinatorStub(self._channel)
         self._closed = False
 
@@ -127,13 +147,16 @@ class Link:
             raise CorruptTransferError(f"the coordinator's answer to a join makes no sense: {error}") from None
         except OSError as error:
             raise PeerLostError(
-                f"the coordinator at {self._target} answers, but not where it takes heartbeats, {address}: {error}",
+                f"the coordinator at {self} answers, but not where it takes heartbeats, {address}: {error}",
                 phase="join",
                 hint="Open that port too; TENSORLINK_PORTS of the coordinator says which range it is from",
             ) from None
 
     def _error(self, error: grpc.RpcError, phase: str) -> TensorLinkError:
-        return wire.error_of(error, phase=phase, where=f"the coordinator at {self._target}")
+        return wire.error_of(error, phase=phase, where=f"the coordinator at {self}")
+
+    def __str__(self) -> str:
+        return self._named if self._named == self._target else f"{self._named} ({self._target})"
 
     def snapshot(self, timeout: float) -> pb.Snapshot:
         """Everybody who is there now, without joining. Raises: as `call`."""

@@ -56,9 +56,10 @@ _STATUS: dict[type[TensorLinkError], grpc.StatusCode] = {
 }
 
 
-def channel(target: str) -> grpc.Channel:
-    """A channel to a coordinator or peer; no connection is made before the first call."""
-    return grpc.insecure_channel(target, options=OPTIONS)
+def channel(target: str, authority: str | None = None) -> grpc.Channel:
+    """A channel to a coordinator or peer, called `authority` if that is given; no connection is made before the first call."""
+    named = [] if authority is None else [("grpc.default_authority", authority)]
+    return grpc.insecure_channel(target, options=[*OPTIONS, *named])
 
 
 def unix_target(path: Path) -> str:

@@ -90,15 +90,46 @@ def test_leases_run_out_unless_beaten_or_extended() -> None:
     table = Table()
     beaten = table.members.join(peer("beaten"), b"1")
     table.members.join(peer("silent"), b"2")
-    table.now += LEASE_S - 0.1
-    table.members.beat(beaten.key)
-    table.now += 0.1
-    table.members.expire()
+    for _ in range(5):
+        assert len(table.members) == 2
+        table.now += LEASE_S / 5
+        table.members.beat(beaten.key)
+        table.members.expire()
     assert table.kinds()[2:] == [("down", "silent")]
     table.now += 3 * LEASE_S
     table.members.extend(3 * LEASE_S)
     table.members.expire()
     assert table.members.holder("beaten") is beaten
+
+
+def test_who_hears_nobody_declares_nobody_dead() -> None:
+    table = Table()
+    leases = [table.members.join(peer(name), name.encode()) for name in "abc"]
+    for _ in range(8):
+        table.now += LEASE_S
+        table.members.expire()
+    assert len(table.members) == 3, "it is the coordinator that is cut off"
+    table.members.beat(leases[0].key)
+    table.now += LEASE_S - 0.1
+    assert table.members.join(peer("b", leases[1].peer.incarnation), b"b") is leases[1], (
+        "the others have time to come back"
+    )
+    assert not leases[1].expelled
+    for _ in range(5):
+        table.now += LEASE_S / 5
+        table.members.beat(leases[0].key), table.members.beat(leases[1].key)
+        table.members.expire()
+    assert table.kinds()[3:] == [("down", "c")]
+    table.now += 20 * LEASE_S
+    table.members.expire()
+    assert len(table.members) == 0, "not for ever"
+
+
+def test_a_new_incarnation_is_no_earlier_than_the_clock_of_either() -> None:
+    table = Table()
+    assert table.members.join(peer("a"), b"1", utc_us=5_000).peer.incarnation == 5_000
+    assert table.members.join(peer("b"), b"2", utc_us=5).peer.incarnation == 1_000
+    assert table.members.join(peer("c", 77), b"3", utc_us=5_000).peer.incarnation == 77
 
 
 def test_services() -> None:
