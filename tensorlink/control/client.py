@@ -17,7 +17,7 @@ from tensorlink.control import wire
 from tensorlink.control.link import Link, Membership, open_link
 from tensorlink.control.roster import Roster
 from tensorlink.control.runtime_dir import host_identity
-from tensorlink.errors import ClosedError, NameInUseError, PeerLostError, TensorLinkError, TransferTimeoutError
+from tensorlink.errors import ClosedError, PeerLostError, TensorLinkError, TransferTimeoutError
 from tensorlink.lifecycle import Action, Gone, Here
 from tensorlink.settings import Settings
 from tensorlink.types import PeerInfo
@@ -277,7 +277,6 @@ class ControlClient:
             )
             reply = link.call("Join", request, timeout=max(deadline - time.monotonic(), 0.1), phase="join")
             membership = link.membership(reply, min(max(deadline - time.monotonic(), 0.1), _HEARTBEAT_TRY_S))
-            self._check_incarnation(link, membership)
         except TensorLinkError:
             link.close()
             raise
@@ -293,20 +292,6 @@ class ControlClient:
 
     def _held(self) -> int:
         return self._membership.incarnation if self._membership is not None else 0
-
-    def _check_incarnation(self, link: Link, membership: Membership) -> None:
-        """Raises: NameInUseError: it would be another incarnation than before; what others have of this one is void."""
-        held = self._held()
-        if held in (0, membership.incarnation):
-            return
-        with contextlib.suppress(TensorLinkError):
-            link.call("Leave", pb.LeaveRequest(lease_key=membership.lease_key), timeout=_LEAVE_S, phase="leave")
-        raise NameInUseError(
-            f"a later process than {self.name}#{held} has had this name meanwhile",
-            peer=self.name,
-            phase="join",
-            hint="Call init again: it then gets an incarnation above that",
-        )
 
     def _drop(self) -> None:
         with self._state:

@@ -96,7 +96,7 @@ class Membership:
         return difflib.get_close_matches(name, sorted(self._servers if services else self._live), n=3)
 
     def learn(self, known: Mapping[str, int]) -> None:
-        """Takes over incarnations that others know. A live holder below one of them must join again, above it."""
+        """Takes over incarnations that others know. A live holder below one of them is none any more."""
         for name, incarnation in known.items():
             if incarnation <= self._known.get(name, 0):
                 continue
@@ -108,15 +108,23 @@ class Membership:
     def join(self, peer: PeerInfo, nonce: bytes, links: bytes = b"", *, utc_us: int = 0) -> Lease:
         """Makes `peer` a live member and returns its lease.
 
-        `peer.incarnation` is 0 for a new peer, or what it had before; it is kept unless a higher one is known. A new one is
-        above all known ones, and no earlier than this clock and the joiner's (`utc_us`): one of them may be behind. A
-        repeated join of the same endpoint (`nonce`) renews its lease under the key it has. Services that another peer
-        serves by now are left out.
+        `peer.incarnation` is 0 for a new peer, or what it has. A new one is above all known ones, and no earlier than this clock
+        and the joiner's (`utc_us`): one of them may be behind. A repeated join of the same endpoint (`nonce`) renews its lease
+        under the key it has. Services that another peer serves by now are left out.
 
         Raises:
-            NameInUseError: another endpoint holds the name, its lease runs, and `peer` has no higher incarnation.
+            NameInUseError: another endpoint holds the name, its lease runs, and `peer` has no higher incarnation; or a later
+                one has had it. That one may still come, so nothing is changed.
         """
         self.hear()
+        known = self._known.get(peer.name, 0)
+        if 0 < peer.incarnation < known:
+            raise NameInUseError(
+                f"a later process than {peer.id} has had this name, {peer.name}#{known}",
+                peer=peer.name,
+                phase="join",
+                hint="Call init again: that gets an incarnation above all others",
+            )
         current = self._live.get(peer.name)
         if current is not None and current.nonce == nonce:
             return self._renew(current, peer)
@@ -129,10 +137,7 @@ class Membership:
                 phase="join",
                 hint="Choose another name, or stop that process first",
             )
-        known = self._known.get(peer.name, 0)
-        incarnation = peer.incarnation
-        if incarnation < max(known, 1):
-            incarnation = max(known + 1, self._utc_us(), utc_us)
+        incarnation = peer.incarnation or max(known + 1, self._utc_us(), utc_us)
         self._known[peer.name] = incarnation
         services = tuple(sorted({name for name in peer.services if name not in self._servers}))
         member = replace(peer, id=PeerId(peer.name, incarnation), services=services)

@@ -59,9 +59,9 @@ class Place:
         return dict(self.hosts[host].peer.call(_members))
 
     @contextlib.contextmanager
-    def cut(self, one: int, other: int) -> Iterator[None]:
-        """Nothing passes between these two hosts meanwhile."""
-        ends = [(self.hosts[one], self.hosts[other].ip), (self.hosts[other], self.hosts[one].ip)]
+    def cut(self, one: int, other: int, *, one_way: bool = False) -> Iterator[None]:
+        """Nothing passes between these two hosts meanwhile, or nothing from the one to the other."""
+        ends = [(self.hosts[one], self.hosts[other].ip), (self.hosts[other], self.hosts[one].ip)][: 1 if one_way else 2]
         for change in ("add", "del"):
             for host, ip in ends:
                 subprocess.run(host.command("ip", "route", change, "blackhole", f"{ip}/32"), check=True)
@@ -209,9 +209,9 @@ def pair(place: Place, hosts: tuple[int, int] = (2, 3)) -> tuple[Peer, Peer, dic
     return a, b, ids
 
 
-def talks_on(a: Peer) -> None:
-    before = a.call(calls, "b")
-    eventually(lambda: a.call(calls, "b") > before + 10, "they talk on")
+def talks_on(a: Peer, to: str = "b") -> None:
+    before = a.call(calls, to)
+    eventually(lambda: a.call(calls, to) > before + 10, "they talk on")
 
 
 def finish(*peers: Peer) -> None:
@@ -243,6 +243,37 @@ def test_a_coordinator_comes_back_at_another_address_of_its_name(place: Place, e
     assert a.call(hooks) == b.call(hooks) == [("peer_up", "c")]
     finish(a, b, c)
     place.hosts[0].up()
+
+
+@pytest.mark.parametrize(("size", "restarts"), [(3, 8), pytest.param(8, 20, marks=pytest.mark.soak)])
+def test_a_storm_of_restarts_costs_nobody_a_transfer(place: Place, size: int, restarts: int) -> None:
+    place.name(0)
+    coordinator = place.coordinator(0)
+    peers = {f"p{number}": place.peer(2 + number % 2, f"p{number}") for number in range(size)}
+    ids = dict(peer.call(me) for peer in peers.values())
+    ring = [(peers[f"p{number}"], f"p{(number + 1) % size}") for number in range(size)]
+    for peer in peers.values():
+        peer.call(knows, ids)
+        peer.call(watch)
+    for peer, to in ring:
+        peers[to].call(echo, peer.call(me)[0])
+        peer.call(talk, to)
+    with contextlib.ExitStack() as faults:
+        for number in range(restarts):
+            coordinator.kill()
+            if number == 3:
+                faults.enter_context(place.cut(0, 3, one_way=True))  # calls of host 3 get there, no answer comes back
+            if number == 6:
+                faults.close()
+            place.name(number % 2)
+            coordinator = place.coordinator(number % 2)
+    eventually(lambda: place.members(1) == ids, "all have joined the last one", 2 * SOON_S)
+    for peer, to in ring:
+        peer.call(knows, ids)
+        talks_on(peer, to)
+        assert peer.call(end_talk, to) > 20
+    assert {name: peer.call(hooks) for name, peer in peers.items()} == {name: [] for name in peers}
+    finish(*peers.values())
 
 
 def test_of_several_coordinators_with_one_name_all_take_the_same(place: Place) -> None:
