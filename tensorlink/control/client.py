@@ -133,7 +133,8 @@ class ControlClient:
             link.call("Leave", pb.LeaveRequest(lease_key=membership.lease_key), timeout=_LEAVE_S, phase="leave")
 
     def close(self) -> None:
-        """Ends the connection and its thread, within two seconds. Idempotent; does nothing in a forked child."""
+        """Ends the connection and its thread, within two seconds; one that looks for a coordinator just then ends by itself
+        soon after. Idempotent; does nothing in a forked child."""
         if os.getpid() != self._pid:
             return
         with self._state:

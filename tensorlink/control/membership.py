@@ -20,7 +20,7 @@ MAX_INCARNATION = 1 << 62
 """No honest incarnation is near this: it counts microseconds since 1970."""
 KEY_BYTES = 16
 _BACK_S = 5.0
-_SPARED_LEASES = 12
+_SPARED_LEASES = 120
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ class Membership:
         self._heard = now
 
     def expire(self) -> None:
-        """Ends every lease whose time is up; none while nobody at all is heard, except after a dozen leases of that."""
+        """Ends every lease whose time is up; none while nobody at all is heard, except after 120 leases of that."""
         now = self._clock()
         if self.lease_s / 2 < now - self._heard < _SPARED_LEASES * self.lease_s:
             return

@@ -194,7 +194,7 @@ class Convergence(RuleBasedStateMachine):
             if process.silent or process.site is not self.sites[site] or not process.beat():
                 process.silent = False
                 self.join(process, self.sites[site])
-        self.time_passes(15 if self.alive() else 70)  # while it hears nobody, a coordinator gives nobody up
+        self.time_passes(15 if self.alive() else 610)  # while it hears nobody, a coordinator gives nobody up
         table = self.sites[site].table
         members = {peer.name: peer.incarnation for peer in table.peers()}
         assert members == {process.name: process.held for process in self.alive()}
