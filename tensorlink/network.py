@@ -11,8 +11,10 @@ import os
 import re
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +26,7 @@ _SIOCGIFCONF = 0x8912
 _IFREQ = struct.Struct("16sHH4s16x")  # name, family, port, IPv4 address
 _UNUSABLE = 0x40 | 0x08  # IFA_F_TENTATIVE, IFA_F_DADFAILED
 _RETRY_S = 0.5
+_TRY_S = 2.0
 
 
 # Text
@@ -219,13 +222,45 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def connectable(host: str, port: int, timeout: float) -> str:
-    """`HOST:PORT` with the IP address at which a connection to `host`, an address or a name, succeeds just now.
+    """`HOST:PORT` with the first IP address of `host`, an address or a name, at which a connection succeeds just now.
 
-    Blocks up to `timeout` seconds for each address that the name has. Raises: OSError: at none.
+    Whoever asks tries the addresses of a name in the same order, so that all meet at one where several answer. Blocks up to
+    `timeout` seconds for the look-up and all of them, two for each but the last. Raises: OSError: none answers.
     """
-    with socket.create_connection((host, port), timeout) as probe:
-        found = probe.getpeername()
-    return join_address(_host_of(found), found[1])
+    deadline = time.monotonic() + timeout
+    found = look_up(host, port, timeout)
+    failed: OSError | None = None
+    for number, (family, address) in enumerate(found, 1):
+        left = max(deadline - time.monotonic(), 0.001)
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.settimeout(left if number == len(found) else min(left, _TRY_S))
+                probe.connect(address)
+            return join_address(_host_of(address), port)
+        except OSError as error:
+            failed = error
+    raise failed or OSError(errno.EADDRNOTAVAIL, "it has no address")
+
+
+def look_up(host: str, port: int, timeout: float) -> list[tuple[socket.AddressFamily, tuple[Any, ...]]]:
+    """What the name stands for just now, in an order that depends on nothing but the addresses. Blocks up to `timeout`
+    seconds; a resolver that is still silent then goes on for as long as it likes, on a thread of its own. Raises: OSError.
+    """
+    answer: Future[list[Any]] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except (OSError, UnicodeError) as error:
+            answer.set_exception(error if isinstance(error, OSError) else OSError(errno.EINVAL, f"no name: {error}"))
+
+    threading.Thread(target=ask, name="tensorlink-look-up", daemon=True).start()
+    try:
+        rows = answer.result(timeout)
+    except TimeoutError:
+        raise TimeoutError(errno.ETIMEDOUT, f"the look-up of {host} took longer than {timeout:g} s") from None
+    found = {(family, address) for family, _, _, _, address in rows}
+    return sorted(found, key=lambda row: (_rank(row[1][0]), ipaddress.ip_address(row[1][0]).packed, row[1]))
 
 
 async def refuses(host: str, port: int, timeout: float = 2.0) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import socket
 import threading
@@ -35,7 +36,7 @@ class Upkeep:
         self._hooks = hooks
         self._stop = threading.Event()
         self._actions: queue.SimpleQueue[Action | None] = queue.SimpleQueue()
-        self._asked = False
+        self._asked = -math.inf
         self._retries: dict[int, int] = {}  # by connection, as last seen
         self._thread = threading.Thread(target=self._run, name="tensorlink-upkeep", daemon=True)
 
@@ -124,10 +125,11 @@ class Upkeep:
 
     def _heartbeat(self) -> None:
         """Tells the control client when the native heartbeat finds that the lease or the coordinator is gone."""
-        bad = self._engine.heartbeat_state() in (_REJECTED, _UNREACHABLE)
-        if bad and not self._asked:
+        if self._engine.heartbeat_state() not in (_REJECTED, _UNREACHABLE):
+            self._asked = -math.inf
+        elif time.monotonic() - self._asked > _AGAIN_S:  # the join may have led to one that doesn't know the lease
+            self._asked = time.monotonic()
             self._control.rejoin_needed()
-        self._asked = bad
 
     def _resumed(self) -> None:
         """Tells of reads that had to go on over another stream."""

@@ -107,7 +107,8 @@ class ControlClient:
 
     def rejoin_needed(self) -> None:
         """Says that a heartbeat was answered 1 or could not be sent. Returns at once; `on_joined` follows."""
-        self._inbox.put(("rejoin", None, None))
+        with self._state:
+            self._inbox.put(("rejoin", self._link, None))
 
     def retire(self, timeout: float) -> None:
         """Tells everybody that this peer will leave, and serves nothing any more. Raises: PeerLostError: no coordinator."""
@@ -132,7 +133,8 @@ class ControlClient:
             link.call("Leave", pb.LeaveRequest(lease_key=membership.lease_key), timeout=_LEAVE_S, phase="leave")
 
     def close(self) -> None:
-        """Ends the connection and its thread, within two seconds. Idempotent; does nothing in a forked child."""
+        """Ends the connection and its thread, within two seconds; one that looks for a coordinator just then ends by itself
+        soon after. Idempotent; does nothing in a forked child."""
         if os.getpid() != self._pid:
             return
         with self._state:
@@ -264,41 +266,39 @@ class ControlClient:
                 backoff = min(2 * backoff, most)
 
     def _join_once(self, deadline: float) -> Membership:
-        link = self._link
-        if link is None:
-            link = open_link(self._settings, max(deadline - time.monotonic(), 0.1))
+        link = open_link(self._settings, max(deadline - time.monotonic(), 0.1))
         try:
             with self._state:
                 self._joining = link
                 peer = pb.Peer(services=sorted(self._services), incarnation=self._held())
                 peer.MergeFrom(self._self)
             known = self.roster.incarnations()
-            request = pb.JoinRequest(version=wire.VERSION, peer=peer, nonce=self._nonce, known=known)
+            request = pb.JoinRequest(
+                version=wire.VERSION, peer=peer, nonce=self._nonce, known=known, utc_us=time.time_ns() // 1000
+            )
             reply = link.call("Join", request, timeout=max(deadline - time.monotonic(), 0.1), phase="join")
             membership = link.membership(reply, min(max(deadline - time.monotonic(), 0.1), _HEARTBEAT_TRY_S))
         except TensorLinkError:
-            self._drop(link)
+            link.close()
             raise
         with self._state:
             if self._closed:
                 link.close()
                 raise ClosedError("the endpoint is closed")
-            fresh = self._link is not link
             self._link, self._membership = link, membership
             self._joins += 1
             self._state.notify_all()
-        if fresh:
-            link.watch(lambda kind, what: self._inbox.put((kind, link, what)))
+        link.watch(lambda kind, what: self._inbox.put((kind, link, what)))
         return membership
 
     def _held(self) -> int:
         return self._membership.incarnation if self._membership is not None else 0
 
-    def _drop(self, link: Link) -> None:
+    def _drop(self) -> None:
         with self._state:
-            if self._link is link:
-                self._link = None
-        link.close()
+            link, self._link = self._link, None
+        if link is not None:
+            link.close()
 
     # The thread
 
@@ -310,10 +310,9 @@ class ControlClient:
                     return
                 if kind == "reply" and link is self._link:
                     self._heard(what)
-                elif kind == "ended" and link is not None and link is self._link:
-                    self._drop(link)
-                    self._rejoin()
-                elif kind == "rejoin" and (link is None or link is self._link or self._link is None):
+                elif (
+                    kind in ("ended", "rejoin") and link is self._link
+                ):  # nobody has joined again since that was asked for
                     self._rejoin()
                 self.roster.expire(time.monotonic())
         except TensorLinkError as error:
@@ -327,6 +326,8 @@ class ControlClient:
             return "tick", None, None
 
     def _rejoin(self) -> None:
+        """Over a new link, also where the old one seems to stand: what it leads to may no longer be the coordinator."""
+        self._drop()
         while not (self._closed or self._left):
             try:
                 membership = self._join_until(time.monotonic() + _JOIN_TRY_S)

@@ -41,7 +41,7 @@ class Peer(_message.Message):
     def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., services: _Optional[_Iterable[str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., links: _Optional[bytes] = ..., leaving: bool = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("version", "peer", "nonce", "known")
+    __slots__ = ("version", "peer", "nonce", "known", "utc_us")
     class KnownEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -53,11 +53,13 @@ class JoinRequest(_message.Message):
     PEER_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
+    UTC_US_FIELD_NUMBER: _ClassVar[int]
     version: int
     peer: Peer
     nonce: bytes
     known: _containers.ScalarMap[str, int]
-    def __init__(self, version: _Optional[int] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., nonce: _Optional[bytes] = ..., known: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    utc_us: int
+    def __init__(self, version: _Optional[int] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., nonce: _Optional[bytes] = ..., known: _Optional[_Mapping[str, int]] = ..., utc_us: _Optional[int] = ...) -> None: ...
 
 class JoinReply(_message.Message):
     __slots__ = ("incarnation", "lease_key", "lease_s", "heartbeat_address", "version", "expelled")

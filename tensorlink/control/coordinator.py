@@ -214,6 +214,7 @@ class Coordinator(pb_grpc.CoordinatorServicer):
         if self._certificates:
             check_caller(context.auth_context())
         wire.check_token(self._token, context.invocation_metadata())
+        self._members.hear()
 
     # The service
 
@@ -221,15 +222,16 @@ class Coordinator(pb_grpc.CoordinatorServicer):
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
         wire.check_version(request.version)
         peer = _checked_peer(request.peer)
-        if len(request.nonce) != KEY_BYTES or max(request.known.values(), default=0) > MAX_INCARNATION:
-            raise ValueError("not a join: nonce or known incarnations are out of range")
+        claimed = max(request.utc_us, *request.known.values(), 0)
+        if len(request.nonce) != KEY_BYTES or claimed > MAX_INCARNATION:
+            raise ValueError("not a join: nonce, clock or known incarnations are out of range")
         self._members.learn(request.known)
         holder = self._members.holder(peer.name)
         if holder is not None and holder.nonce != request.nonce and peer.incarnation <= holder.peer.incarnation:
             await self._until_silent(holder)
         if self._stopping:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the coordinator is stopping")
-        lease = self._members.join(peer, request.nonce, request.peer.links)
+        lease = self._members.join(peer, request.nonce, request.peer.links, utc_us=request.utc_us)
         return pb.JoinReply(
             incarnation=lease.peer.incarnation,
             lease_key=lease.key,

@@ -30,6 +30,7 @@ GRACE_S = 2.0
 FIRST_S = 10.0
 """And this long after its start if nobody ever joins."""
 _STUCK_S = 15.0
+_LOOK_S = 0.5
 _MAX_CRASHES = 3
 
 # Forks once more, so that init reaps it, before anything else is loaded. The package is named by its folder and its
@@ -92,7 +93,7 @@ def take_lock(path: Path) -> int | None:
         raise TransportError(f"cannot open {path}: {error.strerror}", code=error.errno, phase="join") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(lock), path.stat()):
+        if _is_mine(path, lock):
             return lock
     except OSError:
         pass
@@ -144,31 +145,56 @@ def main(path: str, lock: str, lease_s: str) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     os.set_inheritable(int(lock), False)
     with contextlib.suppress(asyncio.CancelledError):
-        asyncio.run(_serve(Path(path), float(lease_s), os.environ.get("TENSORLINK_TOKEN")))
+        asyncio.run(_serve(Path(path), int(lock), float(lease_s), os.environ.get("TENSORLINK_TOKEN")))
 
 
-async def _serve(path: Path, lease_s: float, token: str | None) -> None:
+async def _serve(path: Path, lock: int, lease_s: float, token: str | None) -> None:
     from tensorlink.control.coordinator import Coordinator
 
     coordinator = Coordinator(token=token, lease_s=lease_s)
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    async with serving(coordinator, path):
-        await coordinator.until_idle(grace_s=GRACE_S, first_s=FIRST_S)
+    async with serving(coordinator, path, lock) as displaced:
+        idle = asyncio.create_task(coordinator.until_idle(grace_s=GRACE_S, first_s=FIRST_S))
+        await asyncio.wait([idle, displaced], return_when=asyncio.FIRST_COMPLETED)
 
 
 @contextlib.asynccontextmanager
-async def serving(coordinator: Coordinator, path: Path) -> AsyncIterator[None]:
-    """Listens on `path` inside the block, for the holder of the lock. Leaves nothing behind in the directory."""
+async def serving(coordinator: Coordinator, path: Path, lock: int) -> AsyncIterator[asyncio.Task[None]]:
+    """Listens on `path` inside the block, for the holder of the lock. Leaves nothing of its own behind in the directory.
+
+    The task that it gives ends when the place is no longer this coordinator's: its socket or its lock was removed, by somebody
+    who cleans up, and new peers find another one there or none. It should go then: its peers meet the others at the next.
+    """
     runtime_dir.sweep(path.parent)
     await coordinator.listen_unix(path)
+    socket = path.lstat()
+    displaced = asyncio.create_task(_displaced(path, socket, lock))
     try:
-        yield
+        yield displaced
     finally:
-        for name in (path, path.with_suffix(".hb")):
-            runtime_dir.remove(name)
+        displaced.cancel()
+        mine = _is_mine(path, lock)
+        if mine:
+            for name in (path, path.with_suffix(".hb")):
+                runtime_dir.remove(name)
         await coordinator.stop()
         runtime_dir.sweep(path.parent)
-        for name in (path.with_suffix(".log"), path.with_suffix(".lock")):
-            runtime_dir.remove(name)  # the lock last: while it stands nobody else starts
+        if mine:
+            for name in (path.with_suffix(".log"), path.with_suffix(".lock")):
+                runtime_dir.remove(name)  # the lock last: while it stands nobody else starts
+
+
+async def _displaced(path: Path, socket: os.stat_result, lock: int) -> None:
+    with contextlib.suppress(OSError):
+        while _is_mine(path, lock) and os.path.samestat(path.lstat(), socket) and path.with_suffix(".hb").lstat():
+            await asyncio.sleep(_LOOK_S)
+
+
+def _is_mine(path: Path, lock: int) -> bool:
+    """Whether the lock file at this place is the one that is held; if not, another coordinator may have started here."""
+    try:
+        return os.path.samestat(os.fstat(lock), path.with_suffix(".lock").lstat())
+    except OSError:
+        return False

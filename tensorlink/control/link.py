@@ -21,6 +21,8 @@ from tensorlink.errors import AuthenticationError, ClosedError, CorruptTransferE
 from tensorlink.settings import Settings
 from tensorlink.types import PeerInfo
 
+_DIAL_S = 5.0
+
 
 @dataclass(frozen=True)
 class Membership:
@@ -61,7 +63,22 @@ def open_link(settings: Settings, timeout: float) -> Link:
     target = target_of(settings)
     if settings.coordinator is None:
         embedded.find_or_start(settings.namespace, token=settings.token, lease_s=settings.lease_s, timeout=timeout)
-    return Link(target, settings.token, Certificates.load(settings))
+    certificates = Certificates.load(settings)
+    return Link(
+        target, settings.token, certificates, min(timeout, _DIAL_S)
+    )  # whoever has the name may come back elsewhere meanwhile
+
+
+def _place_of(target: str, timeout: float) -> str:
+    """The same with an IP address in the place of a name."""
+    if target.startswith("unix:") or network.is_ip(network.split_address(target)[0]):
+        return target
+    try:
+        return network.connectable(*network.split_address(target), timeout)
+    except OSError as error:
+        raise PeerLostError(
+            f"the coordinator at {target} cannot be reached: {error.strerror or error}", phase="join"
+        ) from None
 
 
 def list_peers(settings: Settings, timeout: float) -> list[PeerInfo]:
@@ -69,7 +86,7 @@ def list_peers(settings: Settings, timeout: float) -> list[PeerInfo]:
 
     Raises: PeerLostError: no coordinator answers; TransferTimeoutError, AuthenticationError: as they say.
     """
-    link = Link(target_of(settings), settings.token, Certificates.load(settings))
+    link = Link(target_of(settings), settings.token, Certificates.load(settings), timeout)
     try:
         return [wire.peer_from_pb(peer) for peer in link.snapshot(timeout).peers]
     finally:
@@ -77,14 +94,20 @@ def list_peers(settings: Settings, timeout: float) -> list[PeerInfo]:
 
 
 class Link:
-    """A channel to a coordinator. Thread-safe; gRPC errors come out as errors of `tensorlink.errors`."""
+    """A channel to a coordinator. Thread-safe; gRPC errors come out as errors of `tensorlink.errors`.
 
-    def __init__(self, target: str, token: str | None, certificates: Certificates | None) -> None:
-        self._target = target
+    A name is looked up here, once, for calls and heartbeats alike: they must not end at two coordinators that have it. So a link
+    never follows a name to another address; who lost the coordinator opens a new one. (A channel of gRPC would look again too,
+    but no sooner than after half a minute.) Blocks for that, up to `timeout` seconds. Raises: PeerLostError: nobody is there.
+    """
+
+    def __init__(self, target: str, token: str | None, certificates: Certificates | None, timeout: float) -> None:
+        self._named = target
+        self._target = _place_of(target, timeout)
         self._certificates = certificates
         self._answered = False
         self._metadata = wire.token_metadata(token)
-        self._channel = wire.channel(target, certificates)
+        self._channel = wire.channel(self._target, certificates, None if target == self._target else target)
         self._stub = pb_grpc.CoordinatorStub(self._channel)
         self._closed = False
 
@@ -133,7 +156,7 @@ class Link:
             raise CorruptTransferError(f"the coordinator's answer to a join makes no sense: {error}") from None
         except OSError as error:
             raise PeerLostError(
-                f"the coordinator at {self._target} answers, but not where it takes heartbeats, {address}: {error}",
+                f"the coordinator at {self} answers, but not where it takes heartbeats, {address}: {error}",
                 phase="join",
                 hint="Open that port too; TENSORLINK_PORTS of the coordinator says which range it is from",
             ) from None
@@ -142,7 +165,10 @@ class Link:
         refused = None if self._answered else wire.refusal(error, self._target, self._certificates)
         if refused is not None:
             refused.phase = phase
-        return refused or wire.error_of(error, phase=phase, where=f"the coordinator at {self._target}")
+        return refused or wire.error_of(error, phase=phase, where=f"the coordinator at {self}")
+
+    def __str__(self) -> str:
+        return self._named if self._named == self._target else f"{self._named} ({self._target})"
 
     def snapshot(self, timeout: float) -> pb.Snapshot:
         """Everybody who is there now, without joining. Raises: as `call`."""

@@ -19,6 +19,8 @@ from tensorlink.types import PeerId, PeerInfo
 MAX_INCARNATION = 1 << 62
 """No honest incarnation is near this: it counts microseconds since 1970."""
 KEY_BYTES = 16
+_BACK_S = 5.0
+_SPARED_LEASES = 120
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class Membership:
         self._servers: dict[str, str] = {}  # service -> name of the live peer that serves it
         self._known: dict[str, int] = {}  # highest incarnation ever heard of, by name
         self._expelled: dict[str, int] = {}  # the last incarnation whose lease ran out, by name
+        self._heard = -math.inf  # when anybody was heard of last
 
     def __len__(self) -> int:
         return len(self._live)
@@ -93,7 +96,7 @@ class Membership:
         return difflib.get_close_matches(name, sorted(self._servers if services else self._live), n=3)
 
     def learn(self, known: Mapping[str, int]) -> None:
-        """Takes over incarnations that others know. A live holder below one of them must join again, above it."""
+        """Takes over incarnations that others know. A live holder below one of them is none any more."""
         for name, incarnation in known.items():
             if incarnation <= self._known.get(name, 0):
                 continue
@@ -102,16 +105,26 @@ class Membership:
             if lease is not None and lease.peer.incarnation < incarnation:
                 self._drop(lease, "a higher incarnation of it is known")
 
-    def join(self, peer: PeerInfo, nonce: bytes, links: bytes = b"") -> Lease:
+    def join(self, peer: PeerInfo, nonce: bytes, links: bytes = b"", *, utc_us: int = 0) -> Lease:
         """Makes `peer` a live member and returns its lease.
 
-        `peer.incarnation` is 0 for a new peer, or what it had before; it is kept unless a higher one is known. A
-        repeated join of the same endpoint (`nonce`) renews its lease under the key it has. Services that another peer
-        serves by now are left out.
+        `peer.incarnation` is 0 for a new peer, or what it has. A new one is above all known ones, and no earlier than this clock
+        and the joiner's (`utc_us`): one of them may be behind. A repeated join of the same endpoint (`nonce`) renews its lease
+        under the key it has. Services that another peer serves by now are left out.
 
         Raises:
-            NameInUseError: another endpoint holds the name, its lease runs, and `peer` has no higher incarnation.
+            NameInUseError: another endpoint holds the name, its lease runs, and `peer` has no higher incarnation; or a later
+                one has had it. That one may still come, so nothing is changed.
         """
+        self.hear()
+        known = self._known.get(peer.name, 0)
+        if 0 < peer.incarnation < known:
+            raise NameInUseError(
+                f"a later process than {peer.id} has had this name, {peer.name}#{known}",
+                peer=peer.name,
+                phase="join",
+                hint="Call init again: that gets an incarnation above all others",
+            )
         current = self._live.get(peer.name)
         if current is not None and current.nonce == nonce:
             return self._renew(current, peer)
@@ -124,8 +137,7 @@ class Membership:
                 phase="join",
                 hint="Choose another name, or stop that process first",
             )
-        known = self._known.get(peer.name, 0)
-        incarnation = peer.incarnation if peer.incarnation >= max(known, 1) else max(known + 1, self._utc_us())
+        incarnation = peer.incarnation or max(known + 1, self._utc_us(), utc_us)
         self._known[peer.name] = incarnation
         services = tuple(sorted({name for name in peer.services if name not in self._servers}))
         member = replace(peer, id=PeerId(peer.name, incarnation), services=services)
@@ -150,6 +162,7 @@ class Membership:
         """Extends the lease with this key; None: no such lease, its peer must join again."""
         lease = self._by_key.get(key)
         if lease is not None:
+            self.hear()
             lease.last_beat = self._clock()
             lease.expires = lease.last_beat + self.lease_s
         return lease
@@ -198,15 +211,29 @@ class Membership:
         self._drop(lease, reason)
         return True
 
-    def expire(self) -> None:
-        """Ends every lease whose time is up."""
+    def hear(self) -> None:
+        """Somebody got through to the coordinator. If nobody did for a while, it was cut off, or all were stopped: that time
+        counts for no lease, and where it was longer than one, the others get time to find their way back too."""
         now = self._clock()
+        gap_s = now - self._heard
+        if gap_s > self.lease_s / 2:
+            back_s = max(self.lease_s, _BACK_S) if gap_s > self.lease_s else 0.0
+            for lease in self._live.values():
+                lease.expires = max(lease.expires + gap_s, now + back_s)
+        self._heard = now
+
+    def expire(self) -> None:
+        """Ends every lease whose time is up; none while nobody at all is heard, except after 120 leases of that."""
+        now = self._clock()
+        if self.lease_s / 2 < now - self._heard < _SPARED_LEASES * self.lease_s:
+            return
         for lease in [lease for lease in self._live.values() if lease.expires <= now]:
             self._expelled[lease.peer.name] = lease.peer.incarnation
             self._drop(lease, f"no heartbeat for {self.lease_s:g} s")
 
     def extend(self, gap_s: float) -> None:
         """Adds the time the coordinator itself was stopped to every lease: nobody could be heard in it."""
+        self._heard += gap_s
         for lease in self._live.values():
             lease.expires += gap_s
 

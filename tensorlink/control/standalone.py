@@ -54,9 +54,9 @@ async def _serve_unix(settings: Settings, announce: Callable[[str], None]) -> No
         )
     try:
         coordinator = Coordinator(token=settings.token, lease_s=settings.lease_s)
-        async with embedded.serving(coordinator, path):
+        async with embedded.serving(coordinator, path, lock) as displaced:
             announce(f"unix:{path}")
-            await _stopped()
+            await asyncio.wait([asyncio.create_task(_stopped()), displaced], return_when=asyncio.FIRST_COMPLETED)
     finally:
         os.close(lock)
 

@@ -59,10 +59,14 @@ _STATUS: dict[type[TensorLinkError], grpc.StatusCode] = {
 }
 
 
-def channel(target: str, certificates: Certificates | None = None) -> grpc.Channel:
-    """A channel to a coordinator or peer; no connection is made before the first call. Unix sockets need no TLS."""
+def channel(target: str, certificates: Certificates | None = None, authority: str | None = None) -> grpc.Channel:
+    """A channel to a coordinator or peer; no connection is made before the first call. Unix sockets need no TLS.
+
+    Without TLS the other side is called `authority`, if that is given; with it, by the name that all certificates carry.
+    """
     if certificates is None or target.startswith("unix:"):
-        return grpc.insecure_channel(target, options=OPTIONS)
+        named = [] if authority is None else [("grpc.default_authority", authority)]
+        return grpc.insecure_channel(target, options=[*OPTIONS, *named])
     return grpc.secure_channel(target, certificates.channel(), options=TLS_OPTIONS)
 
 

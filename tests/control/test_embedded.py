@@ -86,6 +86,41 @@ def test_killed_coordinator_is_replaced_and_nobody_is_lost(member: Start, run_di
         assert not [line for line in one.lines() if line.get("event") in ("down", "restart")]
 
 
+def test_two_coordinators_at_once_become_one(member: Start, run_dir: Path) -> None:
+    a, older = member("a"), member("twice")
+    ids = {"a": a.joined(), "twice": older.joined()}
+    eventually(lambda: a.call("peers") == ["a", "twice"], "both are seen")
+    (first,) = coordinator_pids(run_dir)
+    os.kill(first, signal.SIGSTOP)
+    for name in ("c-default.lock", "c-default.sock", "c-default.hb"):
+        (run_dir / name).unlink()
+    b, newer = member("b"), member("twice")
+    ids |= {"b": b.joined(), "twice": newer.joined()}
+    assert len(coordinator_pids(run_dir)) == 2
+    os.kill(first, signal.SIGCONT)
+    older.wait(failed="NameInUseError")
+    assert a.wait(rejoined=...)["rejoined"] == ids["a"]
+    for one in (a, b, newer):
+        eventually(lambda one=one: one.call("peers") == ["a", "b", "twice"], "all are in one")
+        assert one.call("resolve", "twice", 5)["incarnation"] == ids["twice"]
+    assert a.wait(event="restart", name="twice")["incarnation"] == ids["twice"]
+    assert member("late").joined(), "the first one took nothing of the second with it"
+    assert first not in coordinator_pids(run_dir) and len(coordinator_pids(run_dir)) == 1
+
+
+@pytest.mark.parametrize("lost", ["sock", "hb"])
+def test_one_whose_files_were_cleaned_away_makes_room(member: Start, run_dir: Path, lost: str) -> None:
+    a = member("a")
+    incarnation = a.joined()
+    (first,) = coordinator_pids(run_dir)
+    (run_dir / f"c-default.{lost}").unlink()
+    assert a.wait(rejoined=...)["rejoined"] == incarnation
+    b = member("b")
+    b.joined()
+    assert b.call("resolve", "a", 5)["incarnation"] == incarnation
+    assert first not in coordinator_pids(run_dir)
+
+
 def test_stale_and_foreign_files_do_not_block(member: Start, run_dir: Path) -> None:
     run_dir.mkdir(mode=0o700)
     dead = socket.socket(socket.AF_UNIX)

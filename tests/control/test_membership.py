@@ -45,7 +45,9 @@ def test_a_peer_keeps_its_incarnation_unless_a_higher_one_is_known() -> None:
     table = Table()
     assert table.members.join(peer("a", 77), b"1").peer.incarnation == 77
     table.members.learn({"b": 100})
-    assert table.members.join(peer("b", 77), b"2").peer.incarnation > 100
+    with pytest.raises(NameInUseError, match="b#100"):
+        table.members.join(peer("b", 77), b"2")
+    assert table.members.join(peer("b", 100), b"3").peer.incarnation == 100, "the later one loses nothing by that"
 
 
 def test_a_live_name_is_taken_and_a_retry_is_not_a_rival() -> None:
@@ -65,12 +67,14 @@ def test_on_a_merge_the_higher_incarnation_wins() -> None:
     assert table.kinds() == [("up", "a"), ("down", "a"), ("up", "a")]
 
 
-def test_a_holder_below_a_known_incarnation_must_join_again() -> None:
+def test_a_holder_below_a_known_incarnation_is_none_any_more() -> None:
     table = Table()
     lease = table.members.join(peer("a"), b"1")
     table.members.learn({"a": lease.peer.incarnation + 10})
     assert table.members.beat(lease.key) is None
-    assert table.members.join(peer("a", lease.peer.incarnation), b"1").peer.incarnation > lease.peer.incarnation + 10
+    with pytest.raises(NameInUseError):
+        table.members.join(peer("a", lease.peer.incarnation), b"1")
+    assert table.members.join(peer("a"), b"2").peer.incarnation > lease.peer.incarnation + 10
 
 
 def test_who_will_leave_serves_nothing_any_more() -> None:
@@ -90,15 +94,46 @@ def test_leases_run_out_unless_beaten_or_extended() -> None:
     table = Table()
     beaten = table.members.join(peer("beaten"), b"1")
     table.members.join(peer("silent"), b"2")
-    table.now += LEASE_S - 0.1
-    table.members.beat(beaten.key)
-    table.now += 0.1
-    table.members.expire()
+    for _ in range(5):
+        assert len(table.members) == 2
+        table.now += LEASE_S / 5
+        table.members.beat(beaten.key)
+        table.members.expire()
     assert table.kinds()[2:] == [("down", "silent")]
     table.now += 3 * LEASE_S
     table.members.extend(3 * LEASE_S)
     table.members.expire()
     assert table.members.holder("beaten") is beaten
+
+
+def test_who_hears_nobody_declares_nobody_dead() -> None:
+    table = Table()
+    leases = [table.members.join(peer(name), name.encode()) for name in "abc"]
+    for _ in range(8):
+        table.now += LEASE_S
+        table.members.expire()
+    assert len(table.members) == 3, "it is the coordinator that is cut off"
+    table.members.beat(leases[0].key)
+    table.now += LEASE_S - 0.1
+    assert table.members.join(peer("b", leases[1].peer.incarnation), b"b") is leases[1], (
+        "the others have time to come back"
+    )
+    assert not leases[1].expelled
+    for _ in range(5):
+        table.now += LEASE_S / 5
+        table.members.beat(leases[0].key), table.members.beat(leases[1].key)
+        table.members.expire()
+    assert table.kinds()[3:] == [("down", "c")]
+    table.now += 121 * LEASE_S
+    table.members.expire()
+    assert len(table.members) == 0, "not for ever"
+
+
+def test_a_new_incarnation_is_no_earlier_than_the_clock_of_either() -> None:
+    table = Table()
+    assert table.members.join(peer("a"), b"1", utc_us=5_000).peer.incarnation == 5_000
+    assert table.members.join(peer("b"), b"2", utc_us=5).peer.incarnation == 1_000
+    assert table.members.join(peer("c", 77), b"3", utc_us=5_000).peer.incarnation == 77
 
 
 def test_services() -> None:
@@ -139,7 +174,9 @@ class MembershipMachine(RuleBasedStateMachine):
         try:
             lease = self.table.members.join(peer(name, claim, service), nonce)
         except NameInUseError:
-            assert holder is not None and holder.nonce != nonce and claim <= holder.peer.incarnation
+            assert 0 < claim < before or (
+                holder is not None and holder.nonce != nonce and claim <= holder.peer.incarnation
+            )
             return
         if lease is holder:
             assert holder.nonce == nonce
