@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from bench import faults_peer
-from bench.faults_peer import GRACE_S, KIB, MIB, OPS
-from tensorlink.testing.faults import Plan, Relay
+from bench.faults_peer import GRACE_S, MIB, OPS
+from tensorlink.testing.faults import Plan, Relay, strike
 from tests import leaks
 from tests.peer import Nursery, Peer, eventually
 
@@ -36,17 +36,19 @@ TIMEOUTS_S = (0.15, 0.3, 0.6)
 GROWTH = {"fds": 25, "threads": 6, "native": 12, "mib": 200, "pool_kib": 40_000, "queued": 60}
 WARM = 60
 """Faults of a pair before its asking process is measured for the first time."""
-MESSAGE_POINTS = ("message.sent", "message.taken", "claim.stored", "read.acknowledge", "send.room", "recv.message")
-READ_POINTS = ("hold.taken", "read.part", "read.stream", "read.answer", "read.bytes", "served.part", "serve.taking")
-CONNECT_POINTS = (
-    "handshake.greeted",
-    "handshake.heard",
-    "connect.hello",
-    "connect.handshake",
-    "connect.name",
-    "lane.up",
-)
-POINTS = (*MESSAGE_POINTS, *READ_POINTS, *CONNECT_POINTS, "version.stored", "lane.broke", "read.retry")
+MESSAGES = ("message.sent", "message.taken", "claim.stored", "read.acknowledge")
+READS = ("hold.taken", "read.stream", "read.answer", "read.bytes", "read.part", "read.acknowledge")
+POINTS = {
+    ("echo", "answerer"): MESSAGES,
+    ("echo", "asker"): MESSAGES,
+    ("lend", "answerer"): (*READS, "message.taken"),
+    ("get", "asker"): READS,
+    ("get", "answerer"): ("served.part", "serve.taking"),
+    ("weights", "answerer"): ("version.stored", "claim.stored"),
+}
+"""Which points an operation brings each side to: csrc/point.h says what they are."""
+CONNECTING = ("handshake.greeted", "handshake.heard", "connect.hello", "connect.handshake", "lane.up", "lane.broke")
+"""Points of both sides after the network was cut."""
 JOINING_POINTS = ("join.coordinator", "join.answered", "handshake.greeted", "handshake.heard")
 TYPED = {
     "TransferTimeoutError",
@@ -95,6 +97,9 @@ class Pair:
         self.rng = random.Random(f"{seed} {way.name}")
         self.faults: Counter[str] = Counter()
         self.outcomes: Counter[tuple[str, str]] = Counter()
+        self.outcome = ""
+        """Of the last operation."""
+        self.seconds: dict[str, list[float]] = {}
         self.lease_s = lease_s
         self._nursery, self._lock = nursery, lock
         self.folder = Path(tempfile.mkdtemp(prefix="tl-", dir="/tmp"))
@@ -133,10 +138,13 @@ class Pair:
     def round(self) -> None:
         kinds = self.kinds()
         kind = self.rng.choices(list(kinds), [weight for weight, _ in kinds.values()])[0]
+        began = time.monotonic()
         name = kinds[kind][1](kind)
         if name:
             self.faults[name] += 1
+            self.outcomes[name, self.outcome] += 1
         self.settle(name or kind)
+        self.seconds.setdefault(kind if name else f"{kind}: not reached", []).append(time.monotonic() - began)
         count = self.faults.total()
         if count >= WARM and not self.early:
             self.early = self.asker.call(faults_peer.usage)
@@ -167,10 +175,16 @@ class Pair:
         return of_processes
 
     def act(
-        self, kind: str, meanwhile: Callable[[], None] | None = None, name: str | None = None, *, stopped: float = 0.0
-    ) -> str:
+        self,
+        kind: str,
+        meanwhile: Callable[[], None] | None = None,
+        name: str | None = None,
+        *,
+        stopped: float = 0.0,
+        op: str | None = None,
+    ) -> None:
         """One operation of the asker; what it came to. `stopped`: how long `meanwhile` may hold up everything."""
-        op, timeout = self.rng.choice(OPS), self.rng.choice(TIMEOUTS_S)
+        op, timeout = op or self.rng.choice(OPS), self.rng.choice(TIMEOUTS_S)
         self.asker.start(faults_peer.act, op, timeout)
         if meanwhile is not None:
             meanwhile()
@@ -180,8 +194,7 @@ class Pair:
         allowed = TYPED | CHANGED if "corrupt" in kind else TYPED
         if outcome != "right" and outcome not in allowed:
             raise Wrong(f"{op} ended with {outcome} under {name or kind}")
-        self.outcomes[name or kind, outcome] += 1
-        return str(outcome)
+        self.outcome = outcome
 
     def settle(self, after: str) -> None:
         """Everything works again, or there is a new answerer."""
@@ -189,10 +202,11 @@ class Pair:
             raise Wrong(f"the asker has died after {after}")
         if gone(self.answerer.pid):
             raise Wrong(f"the answerer has died after {after}: status {self.answerer.wait()}")
-        if why := self.asker.call(faults_peer.works, WORKS_S, timeout=WORKS_S + 10):
-            raise Wrong(f"it never worked again after {after}: {why}")
+        why = self.asker.call(faults_peer.works, WORKS_S, timeout=WORKS_S + 10)
         if found := self.answerer.call(faults_peer.found_wrong):
             raise Wrong(f"the answerer, after {after}: {found[0]}")
+        if why:
+            raise Wrong(f"it never worked again after {after}: {why}")
 
     def replace(self, expected: int = -signal.SIGKILL) -> None:
         """After the death of the answerer."""
@@ -231,10 +245,16 @@ class Pair:
     def at_point(self, kind: str) -> str | None:
         """The answerer, and the asker where it is only stopped, comes to a named point."""
         kills = kind == "killed at"
-        point, times = self.rng.choice(POINTS), self.rng.choice((1, 1, 2, 3, 5))
-        victim = self.answerer if kills or self.rng.random() < 0.6 else self.asker
+        (op, side), points = self.rng.choice([*POINTS.items()])
+        if kills and side == "asker":
+            return None
+        if cut := bool(self.relays) and self.rng.random() < 0.3:
+            points = CONNECTING
+        point = self.rng.choice([point for point in points if self.has(point)] or ["send.answer"])
+        victim = self.answerer if side == "answerer" else self.asker
+        times = self.rng.choice((1, 2, 3)) if point.endswith(".part") else 1
         victim.call(faults_peer.arm, f"{point}:{'kill' if kills else 'stop'}@{times}")
-        if self.rng.random() < 0.3 and self.relays:  # a new connection, new streams
+        if cut:
             self.relays[self.rng.choice(list(self.relays))].cut()
         name, reached = f"{kind} {point}", False
         sign = gone if kills else stopped
@@ -247,11 +267,21 @@ class Pair:
                 time.sleep(pause if reached else 0)
                 victim.signal(signal.SIGCONT)
 
-        self.act(kind, meanwhile, name, stopped=2 * self.lease_s)
+        self.act(kind, meanwhile, name, stopped=2 * self.lease_s, op=op)
         reached |= self.disarmed(victim)
         if kills and gone(victim.pid):
             self.replace()
         return name if reached else None
+
+    def has(self, point: str) -> bool:
+        """Whether anybody comes there on this way."""
+        of_tcp = point in ("serve.taking", "served.part") or (point.startswith("read.") and point != "read.acknowledge")
+        of_lane = point.startswith("message.")
+        return not (
+            (of_tcp and self.way.transport != "tcp")
+            or (point == "hold.taken" and self.way.transport != "shm")
+            or (of_lane and self.way.control == "grpc")
+        )
 
     def watch(self, victim: Peer, sign: Callable[[int], bool]) -> bool:
         """Until the victim has come to its point: True; or the operation has ended."""
@@ -354,7 +384,7 @@ class Pair:
 
         def meanwhile() -> None:
             self.moment()
-            hurt(relay, kind.removeprefix("network: "), self.rng)
+            strike(relay, kind.removeprefix("network: "), self.rng, MIB)
 
         if self.rng.random() < 0.5:
             meanwhile()
@@ -395,27 +425,6 @@ class Pair:
             process.close()
         for relay in self.relays.values():
             relay.close()
-
-
-def hurt(relay: Relay, kind: str, rng: random.Random) -> None:
-    way = rng.choice(("forward", "backward"))
-    if kind == "cut":
-        relay.cut()
-    elif kind == "cut after":
-        relay.cut_after(rng.choice((1, 100, 10 * KIB, 500 * KIB)) + rng.randrange(100 * KIB), way)
-    elif kind == "cuts":
-        relay.cut_after(rng.randrange(20 * KIB, MIB), way, once=False)
-    elif kind == "stall":
-        relay.stall(rng.choice(("forward", "backward", None)))
-    elif kind == "delay":
-        relay.delay(rng.random() * 0.1)
-    elif kind == "dribble":
-        relay.dribble(rng.randrange(KIB, 256 * KIB), 0.001)
-    elif kind == "corrupt":
-        relay.corrupt(rng.choice((100, 10 * KIB, MIB)), way, seed=rng.randrange(1 << 30))
-    elif kind == "refuse":
-        relay.refuse()
-        relay.cut()
 
 
 def gone(pid: int) -> bool:
@@ -516,6 +525,10 @@ def main() -> NoReturn:
     run = Run(options.faults, options.lease, options.seed, ways)
     run.run()
     print(run.tables())
+    for pair in run.pairs:
+        print(
+            pair.way.name, {kind: (len(took), round(sum(took) / len(took), 2)) for kind, took in pair.seconds.items()}
+        )
     print(f"in {time.monotonic() - run.begin:.0f} s: {run.line()}")
     for text in run.wrong:
         print(f"WRONG: {text}")

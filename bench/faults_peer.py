@@ -15,6 +15,7 @@ import random
 import signal
 import threading
 import time
+import traceback
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -134,7 +135,7 @@ class Peer:
         return {"seed": seed, "nbytes": nbytes, "array": content(seed, nbytes)}
 
     def checked(self, message: dict[str, Any]) -> None:
-        seed, nbytes = message["seed"], message["nbytes"]
+        seed, nbytes = message.get("seed", 0), message.get("nbytes", 0)
         if "array" in message:
             check(message["array"], seed, nbytes, "a message")
         for i, array in enumerate(message.get("tree", {}).values()):
@@ -151,12 +152,12 @@ class Peer:
             except tl.TensorLinkError:
                 continue
             except BaseException as error:
-                self.wrong.append(f"{type(error).__name__}: {error}")
+                self.wrong.append("".join(traceback.format_exception(error)))
                 return
 
     def answer(self, ask: dict[str, Any]) -> None:
         self.checked(ask)
-        told: dict[str, Any] = {"to": ask["number"], "seed": 0, "nbytes": 0}
+        told: dict[str, Any] = {"to": ask["number"]}
         if ask["how"] == "read":
             out = np.zeros(ask["nbytes"], np.uint8)
             self.unwritten()

@@ -49,6 +49,7 @@ __all__ = [
     "FaultyTransport",
     "Plan",
     "Relay",
+    "strike",
 ]
 
 ANSWER_S = 30.0
@@ -222,6 +223,33 @@ class Relay:
             client, _ = self._listener.accept()
             self.counters.connections += 1
             Link(self._line, client, *self._target)
+
+
+def strike(relay: Relay, kind: str, chance: random.Random, nbytes: int) -> None:
+    """A fault of that kind in the middle of traffic of about `nbytes`; `heal` ends it.
+
+    Kinds: `cut`, `cut after`, `cuts`, `stall`, `delay`, `dribble`, `refuse`, `corrupt`. Raises: ValueError: it is none.
+    """
+    way: Direction = chance.choice(BOTH)
+    if kind == "cut":
+        relay.cut()
+    elif kind == "cut after":
+        relay.cut_after(chance.choice((1, 100, 1 + chance.randrange(nbytes))), way)
+    elif kind == "cuts":
+        relay.cut_after(chance.randrange(nbytes // 8 + 1, nbytes + 2), way, once=False)
+    elif kind == "stall":
+        relay.stall(chance.choice((way, None)))
+    elif kind == "delay":
+        relay.delay(chance.random() * 0.1)
+    elif kind == "dribble":
+        relay.dribble(chance.randrange(1 << 10, 256 << 10), 0.001)
+    elif kind == "refuse":
+        relay.refuse()
+        relay.cut()
+    elif kind == "corrupt":
+        relay.corrupt(chance.choice((100, 10 << 10, 1 << 20)), way, seed=chance.randrange(1 << 30))
+    else:
+        raise ValueError(f"there is no fault {kind!r}")
 
 
 def _resolve(host: str, port: int) -> tuple[int, Any]:

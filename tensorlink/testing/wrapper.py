@@ -346,8 +346,8 @@ class FaultyDeliveries:
         self._link = endpoint._links._link
         self._links._link = self._made  # type: ignore[method-assign]
 
-    def _made(self, peer: PeerId, address: str, deadline: float) -> PeerLink:
-        link = self._link(peer, address, deadline)
+    def _made(self, peer: PeerId, address: str, deadline: float, stop: _core.Stop | None) -> PeerLink:
+        link = self._link(peer, address, deadline, stop)
         deliver = link.client.deliver
         link.client.deliver = lambda *message: self._deliver(deliver, *message)  # type: ignore[method-assign]
         return link
