@@ -449,15 +449,14 @@ def with_stacks(process: Peer) -> None:
 class Run:
     """All pairs, each with a thread and its share of the faults."""
 
-    def __init__(self, faults: int, lease_s: float, seed: int, ways: tuple[Way, ...]) -> None:
+    def __init__(self, nursery: Nursery, faults: int, lease_s: float, seed: int, ways: tuple[Way, ...] = WAYS) -> None:
         leaks.adopt_orphans()
         self.before = leaks.Snapshot.take()
-        self.nursery = Nursery()
         lock = threading.Lock()
         self.wrong: list[str] = []
         self.faults = faults
         self.begin = time.monotonic()
-        self.pairs = [Pair(way, self.nursery, lock, lease_s, seed) for way in ways]
+        self.pairs = [Pair(way, nursery, lock, lease_s, seed) for way in ways]
         self.threads = [threading.Thread(target=self._play, args=(pair,)) for pair in self.pairs]
 
     def _play(self, pair: Pair) -> None:
@@ -482,7 +481,6 @@ class Run:
             if time.monotonic() - reported >= 60:
                 reported = time.monotonic()
                 print(f"{(reported - self.begin) / 60:4.0f} min  {self.line()}", flush=True)
-        self.nursery.close()
         if not self.wrong and (left := leaks.settle(self.before, timeout=15)):
             self.wrong.append("left behind: " + "; ".join(left))
 
@@ -522,8 +520,10 @@ def main() -> NoReturn:
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     ways = tuple(way for way in WAYS if way.name.startswith(options.only))
-    run = Run(options.faults, options.lease, options.seed, ways)
+    nursery = Nursery()
+    run = Run(nursery, options.faults, options.lease, options.seed, ways)
     run.run()
+    nursery.close()
     print(run.tables())
     for pair in run.pairs:
         print(

@@ -17,7 +17,7 @@ from tests.peer import DEADLINE_S, Peer, eventually, kept, nursery, spawn
 
 __all__ = ["nursery", "spawn"]
 
-pytestmark = pytest.mark.chaos
+pytestmark = [pytest.mark.chaos, pytest.mark.usefixtures("nursery")]  # that is from before this module
 
 MIB = 1 << 20
 TOKEN = "a secret of the tests"
@@ -134,7 +134,8 @@ def killed_at(stage: Stage, point: str) -> None:
 
 
 def test_killed_while_it_joins(spawn: Callable[..., Peer]) -> None:
-    with tl.init("a") as a:
+    """Before its first heartbeat it is its lease that ends."""
+    with tl.init("a", lease_s=0.5) as a:
         for point in ("join.coordinator", "join.answered"):
             victim = spawn(TENSORLINK_TEST_POINT=f"{point}:kill")
             victim.start(tl.init, "b")
