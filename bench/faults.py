@@ -152,19 +152,19 @@ class Pair:
     def kinds(self) -> dict[str, tuple[float, Callable[[str], str | None]]]:
         """By name: how often, and what does it. That returns the fault's name in the report, None if nothing was hurt."""
         of_processes: dict[str, tuple[float, Callable[[str], str | None]]] = {
-            "kill": (6, self.kill),
+            "kill": (3, self.kill),
             "stop": (8, self.stop),
             "stop beyond the lease": (2, self.stop),
-            "killed at": (10, self.at_point),
-            "stopped at": (12, self.at_point),
-            "killed joining": (2, self.join_point),
+            "killed at": (5, self.at_point),
+            "stopped at": (14, self.at_point),
+            "killed joining": (1, self.join_point),
             "killed draining": (1, self.drain_point),
-            "leave": (2, self.leave),
-            "drain": (2, self.leave),
-            "coordinator killed": (3, self.coordinator),
-            "transport delays": (6, self.transport),
-            "transport fails": (8, self.transport),
-            "transport hangs": (6, self.transport),
+            "leave": (1, self.leave),
+            "drain": (1, self.leave),
+            "coordinator killed": (1, self.coordinator),
+            "transport delays": (12, self.transport),
+            "transport fails": (14, self.transport),
+            "transport hangs": (12, self.transport),
         }
         if self.way.control == "grpc":
             of_processes["deliveries lost, doubled, late"] = (12, self.transport)

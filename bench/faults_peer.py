@@ -287,7 +287,7 @@ def join(name: str, other: str, seed: int) -> None:
 def serve() -> list[tuple[tl.TensorRef, int, int]]:
     """From now on it answers; what others may read of it."""
     made = peer()
-    made.server = threading.Thread(target=made.serve, name="serve")
+    made.server = threading.Thread(target=made.serve, name="serve", daemon=True)
     made.server.start()
     told = [(made.rng.randrange(1 << 30), nbytes) for nbytes in SIZES]
     made.refs = [(made.link.put(content(seed, nbytes)), seed, nbytes) for seed, nbytes in told]
