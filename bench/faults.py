@@ -31,6 +31,7 @@ from tensorlink.testing.faults import Plan, Relay, strike
 from tests import leaks
 from tests.peer import Nursery, Peer, eventually
 
+PRELOADED = ("numpy", "tensorlink", "tests.peer", "bench.faults_peer")
 WORKS_S = 25.0
 TIMEOUTS_S = (0.15, 0.3, 0.6)
 GROWTH = {"fds": 25, "threads": 6, "native": 12, "mib": 200, "pool_kib": 40_000, "queued": 60}
@@ -520,11 +521,12 @@ def main() -> NoReturn:
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     ways = tuple(way for way in WAYS if way.name.startswith(options.only))
-    nursery = Nursery()
+    nursery = Nursery(PRELOADED)
     run = Run(nursery, options.faults, options.lease, options.seed, ways)
     run.run()
     nursery.close()
     print(run.tables())
+    print("\nBy path, rounds of each kind and their seconds:")
     for pair in run.pairs:
         print(
             pair.way.name, {kind: (len(took), round(sum(took) / len(took), 2)) for kind, took in pair.seconds.items()}
