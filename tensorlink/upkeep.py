@@ -35,7 +35,7 @@ class Upkeep:
         self._hooks = hooks
         self._stop = threading.Event()
         self._actions: queue.SimpleQueue[Action | None] = queue.SimpleQueue()
-        self._asked = False
+        self._ask_at = 0.0  # not before: a join takes a moment
         self._retries: dict[int, int] = {}  # by connection, as last seen
         self._thread = threading.Thread(target=self._run, name="tensorlink-upkeep", daemon=True)
 
@@ -125,9 +125,13 @@ class Upkeep:
     def _heartbeat(self) -> None:
         """Tells the control client when the native heartbeat finds that the lease or the coordinator is gone."""
         bad = self._engine.heartbeat_state() in (_REJECTED, _UNREACHABLE)
-        if bad and not self._asked:
+        if not bad:
+            self._ask_at = 0.0
+        elif (
+            now := time.monotonic()
+        ) >= self._ask_at:  # again and again: the new lease may have run out before it was seen
             self._control.rejoin_needed()
-        self._asked = bad
+            self._ask_at = now + _AGAIN_S
 
     def _resumed(self) -> None:
         """Tells of reads that had to go on over another stream."""
