@@ -414,11 +414,13 @@ class Pair:
         last.call(faults_peer.leave, "shutdown")
         self.finish(last, "last")
         folder = self.folder / "tensorlink"
-        eventually(lambda: not [*folder.glob("*.sock")], f"the sockets of {self.way.name} go")
+        eventually(
+            lambda: not [*folder.glob("*.sock"), *folder.glob("*.log")], f"the coordinator of {self.way.name} goes"
+        )
         left = [path.name for path in folder.iterdir() if path.suffix not in (".lock", ".log")]
         if [name for name in left if not name.startswith("flight-")] or len(left) > 20:
             raise Wrong(f"{self.way.name}: files are left: {left}")
-        shutil.rmtree(self.folder)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def abandon(self) -> None:
         for process in (self.asker, self.answerer):
