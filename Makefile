@@ -18,11 +18,12 @@ demo: venv-demo ## Trains a small policy with rollout workers, weights and rollo
 test: venv-test ## All tests
 	$(python) -m pytest $(ARGS)
 
-soak: venv-test ## The library's tests over TCP, in both control modes; many more faults; sanitizers on the whole engine; ten minutes of everything
+soak: venv-test ## The library's tests over TCP, in both control modes; many more faults, 10,000 of all kinds; sanitizers on the whole engine; ten minutes of everything
 	for control in auto grpc; do $(python) -m pytest $(over-tcp) --transports tcp --control $$control $(ARGS) || exit; done
 	TENSORLINK_FAULTS=200 $(python) -m pytest tests/test_network_faults.py $(ARGS)
 	$(python) -m pytest -m soak $(ARGS)
 	$(python) -m bench.soak --minutes 10
+	$(python) -m bench.faults --faults 10000 --lease 0.3
 
 check: venv-dev ## Lint, format, types, layers, and whether generated files are fresh
 	$(python) -m ruff check .

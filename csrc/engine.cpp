@@ -7,6 +7,8 @@
 
 #include <algorithm>
 
+#include "point.h"
+
 namespace tl {
 
 Engine::Engine(std::string name, std::string path, Key key, uint64_t pool_bytes, const std::string& flight)
@@ -31,6 +33,7 @@ Engine::Engine(std::string name, std::string path, Key key, uint64_t pool_bytes,
       tcp_(std::make_unique<TcpPort>(*this, key)),
       ports_{shm_.get(), tcp_.get()} {
   if (!epoll_ || !wake_fd_ || !event_fd_) throw_errno("cannot make the engine's descriptors");
+  points::arm_from_environment();
 }
 
 Engine::~Engine() {
@@ -42,6 +45,7 @@ Engine::~Engine() {
 }
 
 void Engine::start(uint64_t incarnation) {
+  point("join", "answered");
   incarnation_ = incarnation;
   flight_->start(incarnation);
   watch_fd(wake_fd_.get(), EPOLLIN);
@@ -163,6 +167,7 @@ Engine::RoomWaiter::~RoomWaiter() {
 }
 
 bool Engine::publish(const std::string& name, uint64_t version, const std::string& descriptor) {
+  point("version", "stored");
   if (name.size() >= BoardSlot::kName || descriptor.size() > BoardSlot::kDescriptor) return false;
   {
     std::lock_guard lock(board_mutex_);

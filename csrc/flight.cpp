@@ -13,6 +13,8 @@
 #include <new>
 #include <utility>
 
+#include "point.h"
+
 namespace tl {
 
 namespace {
@@ -184,6 +186,7 @@ void Flight::note(const Doing& doing, std::string_view outcome, bool failed) {
   FlightRecord record(doing);
   set(record.outcome, outcome);
   record.failed = failed;
+  point(doing.what, outcome);
   append(record, record.since_ns);
 }
 
@@ -220,10 +223,12 @@ int Flight::take() {
 // ----- operations
 
 Operation::Operation(std::shared_ptr<Flight> flight, const Doing& doing) : flight_(std::move(flight)), record_(doing), slot_(flight_->take()) {
+  point(doing.what, doing.phase);
   if (slot_ >= 0) flight_->operations()[slot_].write(record_, flight_->next_serial());
 }
 
 void Operation::change(const Doing& doing) {
+  point(doing.what, doing.phase);
   record_.change(doing);
   if (slot_ >= 0) flight_->operations()[slot_].write(record_, flight_->next_serial());
 }

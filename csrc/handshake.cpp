@@ -1,5 +1,7 @@
 #include "handshake.h"
 
+#include "point.h"
+
 namespace tl {
 
 namespace {
@@ -89,6 +91,7 @@ Session greet(const Contact& to, const Greeting& greeting, const Tls* tls, const
   random_bytes(ours.data(), ours.size());
   std::string text = hello(to, greeting, theirs.nonce, ours);
   send_all(socket, text.data(), text.size(), patience);
+  point("handshake", "greeted");
   WelcomeHead head;
   receive_all(socket, &head, sizeof head, patience);
   if (head.magic != kMagic || head.text_size > kMaxBody) throw Error(Fault::refused, "the key is wrong");

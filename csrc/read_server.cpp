@@ -6,6 +6,7 @@
 
 #include "crc32c.h"
 #include "engine.h"
+#include "point.h"
 
 namespace tl {
 
@@ -110,6 +111,7 @@ ReadServer::Turn ReadServer::serve(Stream& stream, uint64_t budget, uint64_t& se
       size_t n = send_some(stream.socket, parts, count);
       if (n == 0 && total > 0) return Turn::blocked;
       sent += n;
+      point("served", "part");
       sent_.fetch_add(n, std::memory_order_relaxed);
       if (stream.operation) {
         uint64_t head = stream.at == 0 ? std::min<uint64_t>(n, stream.head.size() - stream.offset) : 0;

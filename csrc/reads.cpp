@@ -6,6 +6,7 @@
 
 #include "crc32c.h"
 #include "doorbell.h"
+#include "point.h"
 
 namespace tl {
 
@@ -259,6 +260,7 @@ void Reads::receive(Stream& stream, Work& work, const Patience& patience) {
     gathering.got();
     cursor.advance(n);
     work.done += n;
+    point("read", "part");
     work.activity->moved(work.done, now);
     if (work.relay) work.relay->advance(work.done);
   }
@@ -342,6 +344,7 @@ void Reads::give_up(Stream& stream) {
 }
 
 void Reads::acknowledge(const Descriptor& claim) {
+  point("read", "acknowledge");
   std::unique_lock lock(mutex_);
   acks_.push_back({ReadRequest::kMagic, ReadRequest::acknowledge, 0, claim.claim, claim.key, 0, ++token_, 0, 0});
   if (idle_.empty()) return;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "descriptor.h"
+#include "point.h"
 
 namespace tl {
 
@@ -41,6 +42,7 @@ bool ShmConnection::try_send(const Outgoing& message) {
   sent_ += n;
   header.producer_cpu.store(::sched_getcpu(), std::memory_order_relaxed);
   tx_.publish();
+  point("message", "sent");
   ring_peer();
   counters.messages_sent.fetch_add(1, std::memory_order_relaxed);
   counters.bytes_sent.fetch_add(message.payload_size, std::memory_order_relaxed);
@@ -79,6 +81,7 @@ void ShmConnection::receive(const Intake& intake) {
     if (!frame) return;
     account(n);
     if (!intake(Message::parse(frame, n))) credit(n);  // it came before: nobody will consume it
+    point("message", "taken");
     pop(n);
   }
 }
@@ -116,6 +119,7 @@ std::shared_ptr<Lease> ShmConnection::hold(ClaimId id, std::vector<Extent> exten
     throw Error(Fault::no_room, "this process holds " + std::to_string(HoldTableHeader::kEntries) + " views of " + peer.name + ", the most it can");
   }
   auto lease = std::make_shared<Lease>(shared(), std::move(extents), entry);
+  point("hold", "taken");
   // finish() looks in the other order: it sees this lease, or we see that the owner no longer looks at our holds.
   if (finishing_.load(std::memory_order_seq_cst)) throw Error(Fault::lost, "the connection to " + peer.name + " has been closed");
   return lease;
@@ -130,6 +134,7 @@ void ShmConnection::end_hold(uint32_t entry) {
 }
 
 void ShmConnection::acknowledge(const Descriptor& descriptor) {
+  point("read", "acknowledge");
   bool room;
   {
     std::lock_guard lock(hold_mutex_);

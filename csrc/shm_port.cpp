@@ -4,6 +4,7 @@
 #include <sys/epoll.h>
 
 #include "engine.h"
+#include "point.h"
 
 namespace tl {
 
@@ -93,6 +94,7 @@ void ShmPort::welcome(Fd socket, Note& hello) {
   if (end == std::string::npos || end == 0) return refuse("the greeting cannot be read");
   Identity peer{names.substr(0, end), hello.a};
   if (names.substr(end + 1) != engine_.name() || hello.b != engine_.incarnation()) return refuse("restarted");
+  point("handshake", "heard");
   Fd half_fd;
   Map half = make_half(half_fd);
   int half_number = half_fd.get(), socket_number = socket.get();
@@ -195,6 +197,7 @@ std::shared_ptr<Connection> ShmPort::connect(const std::string& path, Key key, c
   Fd control = read_only(engine_.control_fd());
   if (!send_note(socket.get(), NoteKind::hello, engine_.incarnation(), peer.incarnation, text, {half_fd.get(), engine_.doorbell_fd().get(), control.get()}))
     throw Error(Fault::lost, peer.name + " closed the connection");
+  point("handshake", "greeted");
   Note answer;
   for (;;) {
     Received received = receive_note(socket.get(), answer);

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "engine.h"
+#include "point.h"
 
 namespace tl {
 
@@ -44,6 +45,7 @@ bool TcpConnection::try_send(const Outgoing& message) {
   sent_ += n;
   outbound_->kept.push_back({outbound_->last, std::move(record)});
   if (at_ + 1 == outbound_->kept.size()) flush_messages();
+  point("message", "sent");
   counters.messages_sent.fetch_add(1, std::memory_order_relaxed);
   counters.bytes_sent.fetch_add(message.payload_size, std::memory_order_relaxed);
   return true;
@@ -203,6 +205,7 @@ void TcpConnection::on_record(RecordKind kind, std::string_view body, const Inta
   auto message = Message::parse(body.data(), body.size());
   last_ = message->sequence;
   if (!intake(std::move(message))) credit(body.size());  // it came before: nobody will consume it
+  point("message", "taken");
 }
 
 void TcpConnection::credit(uint64_t frame_size) {

@@ -6,6 +6,7 @@
 
 #include "engine.h"
 #include "hmac.h"
+#include "point.h"
 
 namespace tl {
 
@@ -111,6 +112,7 @@ void TcpPort::on_hello(int fd) {
 }
 
 void TcpPort::welcome(Pending pending, const Heard& heard) {
+  point("handshake", "heard");
   const Greeting& greeting = heard.greeting;
   std::string refusal;
   if (!heard.knows_key) {

@@ -114,6 +114,11 @@ EAGER_LIMIT: int = 32768
 
 ANY_SOURCE: int = 4294967295
 
+def arm_points(plan: str) -> None:
+    """
+    For tests: at which points this process is killed or stopped (csrc/point.h); empty: at none.
+    """
+
 def void_frame(frame: bytes) -> bytes:
     """
     The frame that takes the place of one that was given up: only its number counts.

@@ -354,11 +354,12 @@ class Endpoint:
         if first:
             with contextlib.suppress(TensorLinkError):  # with no coordinator, the next one is told
                 self._control.retire(min(_TELL_S, max(deadline - time.monotonic(), 0.0)))
-        while self._work or self._engine.owes:
-            self._check_open()
-            if time.monotonic() >= deadline:
-                raise TransferTimeoutError(self._unfinished(), phase="drain")
-            time.sleep(_LOOK_S)
+        with flight.doing(self._engine.flight, "drain", "", "work"):
+            while self._work or self._engine.owes:
+                self._check_open()
+                if time.monotonic() >= deadline:
+                    raise TransferTimeoutError(self._unfinished(), phase="drain")
+                time.sleep(_LOOK_S)
         self._check_open()  # it may have ended because all was shut down
         self._control.leave()
 

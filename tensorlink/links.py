@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tensorlink import _core
 from tensorlink.control import Certificates, ControlClient, Hello, PeerClient
@@ -35,6 +38,8 @@ _STARTING_S = 0.005
 _SLICE_S = 0.1
 _TRY_S = 5.0
 _COOLING_S = 10.0
+_CANCEL_S = 0.8  # how long a silent peer may keep a cancel waiting
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -123,17 +128,17 @@ class Links:
         deadline = time.monotonic() + timeout
         with doing(self._engine.flight, "connect", name, "name"):
             info = self._resolve(name, deadline, stop)
-        with self._lock_of(name):
+        with self._turn(info.id, deadline, stop):
             link = self.fast(name)
             if link is not None:
                 return link
             self._drop(name)
-            return self._connect(info.id, info.address, deadline)
+            return self._connect(info.id, info.address, deadline, stop)
 
-    def to_owner(self, peer: PeerId, address: str, timeout: float) -> PeerLink:
-        """The link to exactly this incarnation, by the address in its handle.
+    def to_owner(self, peer: PeerId, address: str, timeout: float, stop: _core.Stop | None = None) -> PeerLink:
+        """The link to exactly this incarnation, by the address in its handle; once `stop` is set, it ends within a second.
 
-        Raises: PeerRestartedError, PeerLostError, NoPathError, AuthenticationError, TransferTimeoutError.
+        Raises: TransferCancelledError, PeerRestartedError, PeerLostError, NoPathError, AuthenticationError, TransferTimeoutError.
         """
         link = self.fast(peer.name)
         if link is not None and link.peer == peer:
@@ -141,12 +146,12 @@ class Links:
         if self._roster.restarted(peer) or self._roster.gone(peer):
             raise self.lost(peer)
         deadline = time.monotonic() + timeout
-        with self._lock_of(peer.name):
+        with self._turn(peer, deadline, stop):
             link = self.fast(peer.name)
             if link is not None and link.peer == peer:
                 return link
             self._drop(peer.name)
-            return self._connect(peer, address, deadline)
+            return self._connect(peer, address, deadline, stop)
 
     def lost(
         self, peer: PeerId, transport: str | None = None, phase: str | None = None, why: PeerLostError | None = None
@@ -202,6 +207,21 @@ class Links:
                 raise ClosedError("the endpoint was shut down")
             return self._locks.setdefault(name, threading.Lock())
 
+    @contextlib.contextmanager
+    def _turn(self, peer: PeerId, deadline: float, stop: _core.Stop | None) -> Iterator[None]:
+        """One thread at a time connects to a peer. Who comes meanwhile has deadlines too.
+
+        Raises: TransferTimeoutError, TransferCancelledError, ClosedError.
+        """
+        lock = self._lock_of(peer.name)
+        while not lock.acquire(timeout=min(max(deadline - time.monotonic(), 0.0), _SLICE_S)):
+            _check_stop(stop)
+            self._left(deadline, peer, "connect")
+        try:
+            yield
+        finally:
+            lock.release()
+
     def _drop(self, name: str) -> None:
         link = self._links.pop(name, None)
         if link is not None:
@@ -220,13 +240,12 @@ class Links:
                     raise self.lost(PeerId(name, last)) from None
                 if stop is None or left <= _SLICE_S:
                     raise
-            if stop.is_set():
-                raise TransferCancelledError(f"cancelled while waiting for {name}", peer=name, phase="connect")
+            _check_stop(stop)
 
-    def _connect(self, peer: PeerId, address: str, deadline: float) -> PeerLink:
+    def _connect(self, peer: PeerId, address: str, deadline: float, stop: _core.Stop | None) -> PeerLink:
         self._roster.hear(Dialled(peer))
         try:
-            link = self._link(peer, address, deadline)
+            link = self._link(peer, address, deadline, stop)
         except BaseException:
             self._roster.hear(Unreached(peer))
             raise
@@ -235,13 +254,13 @@ class Links:
         self._roster.hear(Connected(peer))
         return link
 
-    def _link(self, peer: PeerId, address: str, deadline: float) -> PeerLink:
+    def _link(self, peer: PeerId, address: str, deadline: float, stop: _core.Stop | None) -> PeerLink:
         token = self._settings.token
         client = PeerClient(address, peer=peer.name, me=self.me, token=token, certificates=self._certificates)
         try:
             with doing(self._engine.flight, "connect", peer.name, "hello"):
-                hello = self._hello(client, peer, deadline)
-                connection = self._connect_fastest(peer, hello.connect, client, deadline)
+                hello = self._hello(client, peer, deadline, stop)
+                connection = self._connect_fastest(peer, hello.connect, client, deadline, stop)
         except PeerLostError as error:
             client.close()
             if isinstance(error, PeerRestartedError):
@@ -255,7 +274,12 @@ class Links:
         return PeerLink(peer, connection, client, None if self._settings.control == "grpc" else lane, near)
 
     def _connect_fastest(
-        self, peer: PeerId, addresses: Mapping[str, bytes], client: PeerClient, deadline: float
+        self,
+        peer: PeerId,
+        addresses: Mapping[str, bytes],
+        client: PeerClient,
+        deadline: float,
+        stop: _core.Stop | None,
     ) -> Connection:
         """Over the fastest transport that works: one that looks good may still fail, between two containers for example."""
         candidates = self._candidates(peer, addresses)
@@ -263,8 +287,9 @@ class Links:
         for transport in candidates:
             left = self._left(deadline, peer, "connect")
             last = transport is candidates[-1]
+            dial = functools.partial(transport.connect, peer, addresses[transport.name], None)
             try:
-                found = transport.connect(peer, addresses[transport.name], None, left if last else min(left, _TRY_S))
+                found = patiently(dial, left if last else min(left, _TRY_S), stop)
             except PeerRestartedError:
                 raise
             except (PeerLostError, TransportError, TransferTimeoutError) as error:
@@ -275,7 +300,7 @@ class Links:
             self._cool_all(peer, failed)
             return found
         # Where it is the peer that has gone or is leaving, this raises PeerLostError.
-        client.hello({}, self._left(deadline, peer, "connect"))
+        patiently(functools.partial(client.hello, {}), self._left(deadline, peer, "connect"), stop)
         self._cool_all(peer, failed)
         reasons = [f"{name}: {error.message}" for name, error in failed]
         raise self._no_path(peer, reasons, "Set TENSORLINK_INTERFACE there to an address that is reached from here")
@@ -301,9 +326,9 @@ class Links:
         log.warning("the path to %s over %s failed: %s", peer, transport, error.message)
         self._failed[peer.name, transport] = time.monotonic()
 
-    def _hello(self, client: PeerClient, peer: PeerId, deadline: float) -> Hello:
+    def _hello(self, client: PeerClient, peer: PeerId, deadline: float, stop: _core.Stop | None) -> Hello:
         while True:
-            hello = client.hello({}, self._left(deadline, peer, "hello"))
+            hello = patiently(functools.partial(client.hello, {}), self._left(deadline, peer, "hello"), stop)
             if hello.peer == peer:
                 return hello
             if hello.peer.name != peer.name or hello.peer.incarnation:
@@ -339,3 +364,26 @@ class Links:
         if left <= 0:
             raise TransferTimeoutError(f"{peer.name} could not be reached in time", peer=str(peer), phase=phase)
         return left
+
+
+def patiently(attempt: Callable[[float], _T], timeout: float, stop: _core.Stop | None) -> _T:
+    """What `attempt(timeout)` gives. With `stop` in several tries, since a cancel must not wait for a peer that is silent.
+
+    Raises: TransferCancelledError; what `attempt` raises.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        left = max(deadline - time.monotonic(), 0.0)
+        if stop is None:
+            return attempt(left)
+        _check_stop(stop)
+        try:
+            return attempt(min(left, _CANCEL_S))
+        except TransferTimeoutError:
+            if left <= _CANCEL_S:
+                raise
+
+
+def _check_stop(stop: _core.Stop | None) -> None:
+    if stop is not None and stop.is_set():
+        raise TransferCancelledError("the transfer was cancelled", phase="connect")

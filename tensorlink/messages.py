@@ -7,6 +7,7 @@ ends without the receiver, and two peers that both send first don't wait for eac
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 import time
@@ -29,7 +30,7 @@ from tensorlink.errors import (
     TransferTimeoutError,
     TransportError,
 )
-from tensorlink.links import Links, PeerLink
+from tensorlink.links import Links, PeerLink, patiently
 from tensorlink.transfer import Arrivals, Background, Finished, InFlight, Transfer
 from tensorlink.transports.base import View
 from tensorlink.types import PeerId
@@ -297,7 +298,8 @@ class Messages:
         timeout = 60.0 if wait_s < 0 else wait_s
         if message.connection is not None:
             try:
-                view: View = self._engine.open(message.connection, message.descriptor, timeout)
+                offered = functools.partial(self._engine.open, message.connection, message.descriptor)
+                view: View = patiently(offered, timeout, stop)
                 return _looked_at(view, message, out, like, stop, timeout)
             except TransportError as error:
                 if error.code:
@@ -305,7 +307,8 @@ class Messages:
                 log.warning("the path that a message came by failed: %s", error.message)
         # gRPC brought it, or its path failed: its bytes come over the connection that stands, or is made now.
         peer = self._engine.source_name(message.source)
-        view = self._links.to_name(peer, timeout).connection.open(message.descriptor, timeout)
+        connection = self._links.to_name(peer, timeout, stop).connection
+        view = patiently(functools.partial(connection.open, message.descriptor), timeout, stop)
         return _looked_at(view, message, out, like, stop, timeout)
 
     def _nothing(

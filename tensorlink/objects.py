@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from tensorlink.errors import (
     TensorLinkError,
     TransportError,
 )
-from tensorlink.links import Links, PeerLink
+from tensorlink.links import Links, PeerLink, patiently
 from tensorlink.transfer import Background, Finished, InFlight, Transfer
 from tensorlink.transports.base import Connection
 from tensorlink.types import Layout, TensorRef
@@ -104,7 +105,7 @@ class Objects:
         deadline = time.monotonic() + timeout
         for attempts in range(_ATTEMPTS, 0, -1):
             if link is None or link.peer.incarnation != ref.owner.incarnation:
-                link = self._links.to_owner(ref.owner, ref.address, timeout)
+                link = self._links.to_owner(ref.owner, ref.address, timeout, stop)
             try:
                 return self._read(link.connection, ref, out, like, timeout, stop)
             except PeerLostError:
@@ -135,7 +136,7 @@ class Objects:
             raise NoPathError(f"the handle has no descriptor for {connection.transport}, only for {have}")
         if _core.claim_of(descriptor) != ref.id:
             raise CorruptTransferError("the handle contradicts itself")
-        view = connection.open(descriptor, timeout)
+        view = patiently(functools.partial(connection.open, descriptor), timeout, stop)
         if out is None:
             return view.unpack(ref.meta, like, False, stop, timeout)
         return view.fill(ref.meta, out, stop, timeout)

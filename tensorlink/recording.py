@@ -43,6 +43,7 @@ _PHASES = {
     "hello": "the hello",
     "name": "the joining",
     "publisher": "a publisher",
+    "work": "the end of what was begun",
     "coordinator": "the coordinator",
 }
 _NAMED = {"message": "with tag", "version": "of", "publisher": "of", "credit": "for tag", "handshake": "at"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import queue
 import socket
 import threading
@@ -36,7 +35,7 @@ class Upkeep:
         self._hooks = hooks
         self._stop = threading.Event()
         self._actions: queue.SimpleQueue[Action | None] = queue.SimpleQueue()
-        self._asked = -math.inf
+        self._ask_at = 0.0  # not before: a join takes a moment
         self._retries: dict[int, int] = {}  # by connection, as last seen
         self._thread = threading.Thread(target=self._run, name="tensorlink-upkeep", daemon=True)
 
@@ -126,9 +125,11 @@ class Upkeep:
     def _heartbeat(self) -> None:
         """Tells the control client when the native heartbeat finds that the lease or the coordinator is gone."""
         if self._engine.heartbeat_state() not in (_REJECTED, _UNREACHABLE):
-            self._asked = -math.inf
-        elif time.monotonic() - self._asked > _AGAIN_S:  # the join may have led to one that doesn't know the lease
-            self._asked = time.monotonic()
+            self._ask_at = 0.0
+        elif (
+            time.monotonic() >= self._ask_at
+        ):  # again and again: the new lease may have run out, or be unknown there by now
+            self._ask_at = time.monotonic() + _AGAIN_S
             self._control.rejoin_needed()
 
     def _resumed(self) -> None:

@@ -428,7 +428,7 @@ class WeightSubscriber:
         member = self._endpoint._control.known(source.peer.name)
         if member is None or not member.leaving:
             return None
-        with contextlib.suppress(PeerUnknownError, PeerLostError):
+        with contextlib.suppress(PeerUnknownError, PeerLostError, TransferTimeoutError):
             found = self._connect(limit, 0.0)
             if found.peer != source.peer:
                 self._source = found
@@ -437,10 +437,14 @@ class WeightSubscriber:
 
     def _connect(self, limit: _Limit, most: float = _FIND_SLICE_S) -> _Source:
         info = self._endpoint._control.find(_service(self.name), max(limit.slice(most), 0.001))
-        return self._connect_to(info.id, info.address, self._endpoint.settings.timeout)
+        left = limit.left()
+        timeout = (
+            self._endpoint.settings.timeout if left < 0 else max(left, _FIND_SLICE_S)
+        )  # a look at 0 s connects too
+        return self._connect_to(info.id, info.address, timeout, limit.stop)
 
-    def _connect_to(self, peer: PeerId, address: str, timeout: float) -> _Source:
-        connection = self._endpoint._links.to_owner(peer, address, timeout).connection
+    def _connect_to(self, peer: PeerId, address: str, timeout: float, stop: _core.Stop | None = None) -> _Source:
+        connection = self._endpoint._links.to_owner(peer, address, timeout, stop).connection
         lane = connection.lane()
         if lane is None:
             raise NoPathError(f"{connection.transport} cannot carry weights", peer=str(peer), phase="pull")

@@ -105,7 +105,12 @@ DECLARATIONS = {
         "Option",
     ),
     *("Argument", "command", "callback", "wraps", "overload", "dict", "set"),
-    *("parametrize", "settings", "register_assert_rewrite"),  # of pytest and hypothesis, in tensorlink.testing
+    *(
+        "parametrize",
+        "settings",
+        "register_assert_rewrite",
+        "Plan",
+    ),  # values, pytest and hypothesis, in tensorlink.testing
 }
 GLOBAL_STATE = {"api"}  # the one current endpoint
 

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -136,12 +136,15 @@ class Peer:
 
 
 class Nursery:
-    """Starts children. It is a process of its own, so that they inherit no thread and no lock of the tests."""
+    """Starts children. It is a process of its own, so that they inherit no thread and no lock of the tests.
 
-    def __init__(self) -> None:
+    `preloaded` are modules that they have imported; torch alone makes the end of each of them a second long.
+    """
+
+    def __init__(self, preloaded: Sequence[str] = PRELOADED) -> None:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # its orphans become our children, to be waited for
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "tests.peer", str(theirs.fileno())]
+        command = [sys.executable, "-m", "tests.peer", str(theirs.fileno()), *preloaded]
         environment = {**os.environ, "PYTHONPATH": _search_path()}
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, cwd=ROOT)
         theirs.close()
@@ -235,7 +238,7 @@ def _child(parent: Connection, environment: dict[str, str]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    for module in PRELOADED:
+    for module in sys.argv[2:]:
         importlib.import_module(module)
     from tests import peer
 

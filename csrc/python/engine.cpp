@@ -8,6 +8,7 @@
 #include <nanobind/ndarray.h>
 
 #include "descriptor.h"
+#include "point.h"
 #include "python/bind.h"
 #include "python/codec.h"
 #include "python/gil.h"
@@ -399,6 +400,7 @@ void bind_engine(nb::module_& module) {
   nb::register_exception_translator(translate);
   module.attr("EAGER_LIMIT") = kEagerLimit;
   module.attr("ANY_SOURCE") = kAnySource;
+  module.def("arm_points", points::arm, "plan"_a, "For tests: at which points this process is killed or stopped (csrc/point.h); empty: at none.");
   module.def("void_frame", [](nb::bytes frame) { return to_bytes(Message::void_frame(text(frame))); }, "frame"_a,
              "The frame that takes the place of one that was given up: only its number counts.");
   module.def("claim_of", [](nb::bytes descriptor) { return Descriptor::decode(text(descriptor)).claim; }, "descriptor"_a);

@@ -3,6 +3,7 @@
 #include "copy.h"
 #include "crc32c.h"
 #include "descriptor.h"
+#include "point.h"
 #include "python/wait.h"
 
 namespace nb = nanobind;
@@ -132,6 +133,7 @@ std::unique_ptr<Stored> store(Engine& engine, const Packed& packed, uint64_t rea
   Claim claim = make_claim({block}, reads, ttl_s, reader);
   auto filling = claim.filling = later ? std::make_shared<Filling>() : nullptr;
   auto stored = seal(engine, std::move(descriptor), beside ? std::string_view(packed.meta) : std::string_view(), std::move(claim));
+  point("claim", "stored");
   if (later) stored->fill_later(packed, std::move(block), std::move(filling));
   return stored;
 }

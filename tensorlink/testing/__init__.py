@@ -9,16 +9,27 @@ A transport is tested by a subclass of `TransportContract` that says how connect
         def make_pairs(cls) -> PairMaker:
             return TwoProcesses("mine")
 
-`tensorlink.testing.faults` has a relay that hurts the connections which pass through it.
+`FaultsContract`, subclassed in the same way, tries it under faults: of a wrapper around it, and of a relay that its connections
+pass through. `tensorlink.testing.faults` has both.
 
 Needs pytest, numpy and hypothesis.
 """
 
 import pytest
 
-pytest.register_assert_rewrite("tensorlink.testing.data", "tensorlink.testing.ends")
+pytest.register_assert_rewrite("tensorlink.testing.data", "tensorlink.testing.ends", "tensorlink.testing.underfaults")
 
 from tensorlink.testing.contract import TransportContract  # noqa: E402
 from tensorlink.testing.pairs import OneProcess, Pair, PairMaker, Side, TwoProcesses, eventually  # noqa: E402
+from tensorlink.testing.underfaults import FaultsContract  # noqa: E402
 
-__all__ = ["OneProcess", "Pair", "PairMaker", "Side", "TransportContract", "TwoProcesses", "eventually"]
+__all__ = [
+    "FaultsContract",
+    "OneProcess",
+    "Pair",
+    "PairMaker",
+    "Side",
+    "TransportContract",
+    "TwoProcesses",
+    "eventually",
+]

@@ -1,8 +1,20 @@
-"""A TCP relay that hurts what passes through it, to test what a transport does when its network fails.
+"""Faults to test with: of the network (`Relay`), of a transport (`FaultyTransport`), of processes (`csrc/point.h`).
+
+A TCP relay hurts what passes through it:
 
 with Relay("127.0.0.1", server_port) as relay:
     client = socket.create_connection(relay.address)
     relay.cut_after(10 << 20)  # the connection dies in the middle of a transfer
+
+A stream of bytes has no messages that a relay could drop, double or reorder: TCP would have mended that before anybody
+sees it. What it shows of a bad network are delays, stalls, ends and, where something on the way is broken, changed bytes. Whole
+messages are lost, doubled and overtaken by `FaultyMailbox` and `FaultyDeliveries`.
+
+`FaultyTransport` wraps any transport, third parties' too, and `TransportContract` takes its `Plan` with the maker of pairs.
+
+Processes are killed or stopped at named points of their code where the environment says so before they make an endpoint:
+`TENSORLINK_TEST_POINT=served.part:kill@3` kills a process that has sent the third part of an answer;
+`csrc/point.h` names the points.
 """
 
 from __future__ import annotations
@@ -18,8 +30,27 @@ from itertools import repeat
 from typing import Any, Self
 
 from tensorlink.testing.flows import BOTH, CAPACITY, Counters, Direction, Line, Link, Mark
+from tensorlink.testing.wrapper import (
+    Dice,
+    FaultyConnection,
+    FaultyDeliveries,
+    FaultyMailbox,
+    FaultyTransport,
+    Plan,
+)
 
-__all__ = ["Counters", "Direction", "Relay"]
+__all__ = [
+    "Counters",
+    "Dice",
+    "Direction",
+    "FaultyConnection",
+    "FaultyDeliveries",
+    "FaultyMailbox",
+    "FaultyTransport",
+    "Plan",
+    "Relay",
+    "strike",
+]
 
 ANSWER_S = 30.0
 
@@ -192,6 +223,33 @@ class Relay:
             client, _ = self._listener.accept()
             self.counters.connections += 1
             Link(self._line, client, *self._target)
+
+
+def strike(relay: Relay, kind: str, chance: random.Random, nbytes: int) -> None:
+    """A fault of that kind in the middle of traffic of about `nbytes`; `heal` ends it.
+
+    Kinds: `cut`, `cut after`, `cuts`, `stall`, `delay`, `dribble`, `refuse`, `corrupt`. Raises: ValueError: it is none.
+    """
+    way: Direction = chance.choice(BOTH)
+    if kind == "cut":
+        relay.cut()
+    elif kind == "cut after":
+        relay.cut_after(chance.choice((1, 100, 1 + chance.randrange(nbytes))), way)
+    elif kind == "cuts":
+        relay.cut_after(chance.randrange(nbytes // 8 + 1, nbytes + 2), way, once=False)
+    elif kind == "stall":
+        relay.stall(chance.choice((way, None)))
+    elif kind == "delay":
+        relay.delay(chance.random() * 0.1)
+    elif kind == "dribble":
+        relay.dribble(chance.randrange(1 << 10, 256 << 10), 0.001)
+    elif kind == "refuse":
+        relay.refuse()
+        relay.cut()
+    elif kind == "corrupt":
+        relay.corrupt(chance.choice((100, 10 << 10, 1 << 20)), way, seed=chance.randrange(1 << 30))
+    else:
+        raise ValueError(f"there is no fault {kind!r}")
 
 
 def _resolve(host: str, port: int) -> tuple[int, Any]:

@@ -30,6 +30,7 @@ import numpy.typing as npt
 from tensorlink import _core
 from tensorlink.errors import PoolExhaustedError
 from tensorlink.settings import Settings
+from tensorlink.testing.wrapper import FaultyTransport, Plan
 from tensorlink.transports import registry
 from tensorlink.transports.base import Connection, Site, View
 from tensorlink.types import Buffer, PeerId
@@ -87,6 +88,7 @@ class Side:
         incarnation: int,
         pool_bytes: int = POOL_BYTES,
         listen: str | None = "127.0.0.1",
+        plan: Plan | None = None,
     ) -> None:
         self.peer = PeerId(name, incarnation)
         self._folder = tempfile.mkdtemp(prefix="tl", dir="/tmp")
@@ -97,9 +99,8 @@ class Side:
         if settings.tls_cert and settings.tls_key and settings.tls_ca:
             self.engine.secure(settings.tls_cert, settings.tls_key, settings.tls_ca, "tensorlink")
         self.engine.start(incarnation)
-        self.transport = registry.load(transport)(
-            Site(self.engine, path, key, socket.gethostname(), os.getpid(), listen)
-        )
+        made = registry.load(transport)(Site(self.engine, path, key, socket.gethostname(), os.getpid(), listen))
+        self.transport = made if plan is None else FaultyTransport(made, plan)
         self.connection: Connection
         self._views: dict[int, View] = {}
         self._memory: dict[bytes, Bytes] = {}
@@ -315,20 +316,21 @@ class Pair:
 
 
 class PairMaker(ABC):
-    """Makes pairs for the tests of one class, one at a time."""
+    """Makes pairs for the tests of one class, one at a time. With a `plan` the near side's transport has its faults."""
 
     separate: bool
     """Whether the far side is another process, which tests may stop and kill."""
     listen = "127.0.0.1"
     """Where the near side may listen for other hosts."""
 
-    def __init__(self, transport: str) -> None:
+    def __init__(self, transport: str, plan: Plan | None = None) -> None:
         self.transport = transport
+        self.plan = plan
         self._count = 0
 
     def pair(self, pool_bytes: int = POOL_BYTES, connected: bool = True) -> Pair:
         self._count += 1
-        near = Side(self.transport, "near", self._count, pool_bytes, self.listen)
+        near = Side(self.transport, "near", self._count, pool_bytes, self.listen, self.plan)
         made = self.make(near, ("far", self._count, pool_bytes))
         if connected:
             made.connect()

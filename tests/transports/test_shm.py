@@ -2,10 +2,18 @@
 
 import json
 
-from tensorlink.testing import OneProcess, PairMaker, TransportContract, TwoProcesses
+from tensorlink.testing import FaultsContract, OneProcess, PairMaker, TransportContract, TwoProcesses
 
 
 class TestShm(TransportContract):
+    transport = "shm"
+
+    @classmethod
+    def make_pairs(cls) -> PairMaker:
+        return TwoProcesses("shm")
+
+
+class TestShmUnderFaults(FaultsContract):
     transport = "shm"
 
     @classmethod

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from tensorlink.testing import OneProcess, PairMaker, TransportContract, TwoProcesses
+from tensorlink.testing import FaultsContract, OneProcess, PairMaker, TransportContract, TwoProcesses
+from tensorlink.transports.tcp import TcpAddress
 from tests.hosts import Host, Network, networks
 from tests.peer import nursery
 
@@ -21,6 +23,19 @@ class TestTcp(TransportContract):
     @classmethod
     def make_pairs(cls) -> PairMaker:
         return TwoProcesses("tcp")
+
+
+class TestTcpUnderFaults(FaultsContract):
+    transport = "tcp"
+
+    @classmethod
+    def make_pairs(cls) -> PairMaker:
+        return TwoProcesses("tcp")
+
+    @classmethod
+    def through(cls, address: bytes, relayed: Callable[[str, int], int]) -> bytes:
+        told = TcpAddress.decode(address)
+        return dataclasses.replace(told, port=relayed(told.host, told.port)).encode()
 
 
 class TestTcpInOneProcess(TransportContract):

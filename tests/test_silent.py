@@ -1,0 +1,115 @@
+"""A peer that says nothing: who connects to it waits no longer than a deadline or a cancel allows, whoever else waits for it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import tensorlink as tl
+from tests.peer import DEADLINE_S, Peer, kept, nursery, spawn
+
+__all__ = ["nursery", "spawn"]
+
+pytestmark = pytest.mark.chaos
+
+GRACE_S = 2.0  # a second, and as much again for a busy machine
+SILENT = {"TENSORLINK_TOKEN": "a secret of the tests", "TENSORLINK_LEASE_S": "30"}  # it stays a member meanwhile
+
+
+def own(nbytes: int) -> tl.TensorRef:
+    kept["own"] = tl.put(np.ones(nbytes, np.uint8))
+    return kept["own"]
+
+
+def publish() -> None:
+    kept["publisher"] = tl.WeightPublisher("policy", {"w": np.ones(9, np.float32)})
+    kept["publisher"].publish()
+
+
+def with_a_silent_owner(spawn: Callable[..., Peer], transport: str, then: Callable[[tl.Endpoint, Peer], None]) -> None:
+    peer = spawn(TENSORLINK_TRANSPORTS=transport, **SILENT)
+    peer.call(tl.init, "b")
+    with tl.init("a", transports=transport, token=SILENT["TENSORLINK_TOKEN"], lease_s=30) as link:
+        try:
+            then(link, peer)
+        finally:
+            peer.signal(signal.SIGCONT)
+        peer.call(tl.shutdown)
+
+
+def cancels_in_time(link: tl.Endpoint, ref: tl.TensorRef) -> None:
+    out = np.zeros(ref.nbytes, np.uint8)
+    transfer = link.iget(ref, out=out, timeout=DEADLINE_S)
+    try:
+        transfer.wait(0.1)
+    except tl.TransferTimeoutError:
+        began = time.monotonic()
+        assert transfer.cancel()
+        assert time.monotonic() - began < GRACE_S
+        assert not out.any()
+    else:
+        assert out.all()  # its memory was mapped here already
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_cancel_waits_for_no_silent_owner(spawn: Callable[..., Peer], transport: str) -> None:
+    def then(link: tl.Endpoint, peer: Peer) -> None:
+        ref = peer.call(own, 100_000)
+        peer.signal(signal.SIGSTOP)
+        cancels_in_time(link, ref)  # while it connects
+        peer.signal(signal.SIGCONT)
+        assert link.get(ref).all()
+        ref = peer.call(own, 40 << 20)  # perhaps in memory that isn't mapped here yet
+        peer.signal(signal.SIGSTOP)
+        cancels_in_time(link, ref)
+
+    with_a_silent_owner(spawn, transport, then)
+
+
+def test_who_waits_for_another_thread_to_connect_has_a_deadline_too(spawn: Callable[..., Peer]) -> None:
+    def then(link: tl.Endpoint, peer: Peer) -> None:
+        ref = peer.call(own, 1000)
+        peer.signal(signal.SIGSTOP)
+        slow = link.iget(ref, out=np.zeros(1000, np.uint8), timeout=DEADLINE_S)
+        began = time.monotonic()
+        ended = threading.Barrier(3)
+
+        def send() -> None:
+            with pytest.raises(tl.TransferTimeoutError):
+                link.send(1, "b", timeout=0.2)
+            ended.wait(DEADLINE_S)
+
+        threads = [threading.Thread(target=send) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        ended.wait(DEADLINE_S)
+        assert time.monotonic() - began < 0.2 + GRACE_S
+        for thread in threads:
+            thread.join()
+        assert slow.cancel()
+
+    with_a_silent_owner(spawn, "tcp", then)
+
+
+def test_a_pull_from_a_silent_publisher_ends_at_its_deadline(spawn: Callable[..., Peer]) -> None:
+    def then(link: tl.Endpoint, peer: Peer) -> None:
+        peer.call(publish)
+        peer.signal(signal.SIGSTOP)
+        subscriber = tl.WeightSubscriber("policy", {"w": np.zeros(9, np.float32)}, endpoint=link)
+        began = time.monotonic()
+        with pytest.raises(tl.TransferTimeoutError):
+            subscriber.pull(timeout=0.2)
+        assert time.monotonic() - began < 0.2 + GRACE_S
+        pull = subscriber.ipull(timeout=None)
+        with pytest.raises(tl.TransferTimeoutError):
+            pull.wait(0.1)
+        began = time.monotonic()
+        assert pull.cancel()
+        assert time.monotonic() - began < GRACE_S
+
+    with_a_silent_owner(spawn, "tcp", then)
