@@ -19,6 +19,7 @@ constexpr int kMaxHops = 16;
 constexpr uint64_t kGather = 2u << 20;  // bytes that are worth a wake-up
 constexpr int64_t kGatherNs = 1'000'000;
 constexpr int64_t kStall = 1'000'000'000;
+constexpr int64_t kLook = 50'000'000;  // what keeps coming must not keep a signal waiting
 
 // The next bytes of a list of sinks, as recvmsg wants them.
 class Cursor {
@@ -245,10 +246,12 @@ void Reads::receive(Stream& stream, Work& work, const Patience& patience) {
   iovec parts[kReceiveParts];
   char nowhere[4096];
   Gathering gathering(stream.socket.get());
+  int64_t looked = now_ns();
   for (Cursor cursor(work.sinks, work.done); work.done < work.total;) {
     if (patience.stopped()) throw Error(Fault::cancelled, "cancelled");
     int64_t now = now_ns();
     if (now >= patience.deadline_ns) throw Error(Fault::timeout, "the deadline passed");
+    if (now - looked >= kLook && patience.look) looked = now, patience.look();
     size_t n = receive_some(stream.socket, parts, cursor.parts(parts, nowhere, sizeof nowhere));
     if (n == 0) {
       if (gathering.wait(work.relay ? 1 : work.total - work.done, patience)) continue;  // a relay passes on at once what there is

@@ -1,9 +1,12 @@
-"""Transfers between hosts that are given up while bytes arrive: by asyncio, or because nobody holds them any more."""
+"""Transfers between hosts that are given up while bytes arrive: by asyncio, by Ctrl-C, or because nobody holds them any more."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
+import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -96,6 +99,27 @@ def test_a_pull_that_was_cut_in_the_middle_leaves_into_as_it_was() -> None:
         nothing_lands_any_more(state["w"], owner, reader)
         assert not state["w"].any() and subscriber.version is None
         assert subscriber.pull() == 1 and state["w"].all()
+
+
+def test_ctrl_c_ends_a_read_whose_bytes_keep_coming() -> None:
+    """The signal comes to another thread, as it were between two waits: none is interrupted."""
+    with ends() as (owner, reader):
+        out = np.zeros(2 * NBYTES, np.uint8)
+        ref = owner.put(np.ones(2 * NBYTES, np.uint8))
+        interrupted: list[float] = []
+
+        def interrupt() -> None:
+            eventually(lambda: out[MIB], "bytes arrive")
+            interrupted.append(time.monotonic())
+            signal.raise_signal(signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            reader.get(ref, out=out)
+        assert time.monotonic() - interrupted[0] < 1.5
+        thread.join()
+        nothing_lands_any_more(out, owner, reader)
 
 
 def test_a_read_that_nobody_can_ask_for_is_cancelled() -> None:
