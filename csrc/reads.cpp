@@ -64,13 +64,13 @@ class Gathering {
 
   // Sleeps until a part of the `left` bytes are there that is worth it, or time is up. False: for the second time in a row nothing
   // came, so whoever waits on is woken by the first byte.
-  bool wait(uint64_t left, const Patience& patience) {
+  bool wait(uint64_t left) {
     waited_ = !waited_;
     mark(waited_ ? static_cast<int>(std::clamp<uint64_t>(left / 4, 1, kGather)) : 1);
     if (!waited_) return false;
     pollfd poll{socket_, POLLIN, 0};
     timespec time{0, kGatherNs};
-    if (::ppoll(&poll, 1, &time, nullptr) < 0 && patience.look) patience.look();
+    ::ppoll(&poll, 1, &time, nullptr);
     return true;
   }
   void got() { waited_ = false; }
@@ -254,7 +254,7 @@ void Reads::receive(Stream& stream, Work& work, const Patience& patience) {
     if (now - looked >= kLook && patience.look) looked = now, patience.look();
     size_t n = receive_some(stream.socket, parts, cursor.parts(parts, nowhere, sizeof nowhere));
     if (n == 0) {
-      if (gathering.wait(work.relay ? 1 : work.total - work.done, patience)) continue;  // a relay passes on at once what there is
+      if (gathering.wait(work.relay ? 1 : work.total - work.done)) continue;  // a relay passes on at once what there is
       Patience wait = patience;
       if (patience.stall_ns) wait.deadline_ns = std::min(patience.deadline_ns, now + patience.stall_ns);
       await_readable(stream.socket, wait);
