@@ -42,7 +42,8 @@ struct Session {
   uint64_t received = 0;  // number of the last message that the acceptor had from us
   Digest secret{};        // that only the two ends know
 };
-// Connects and greets; `tls`: inside that, if there is any. Throws Fault::lost, timeout, cancelled; refused: the key is wrong, a certificate is, or what the acceptor says; transport: it has no room for another stream of ours.
+// Connects and greets; `tls`: inside that, if there is any. Throws Fault::lost, timeout, cancelled; refused: the key is wrong, a certificate is, or what the acceptor says;
+// transport: it has no room for another stream of ours.
 Session greet(const Contact& to, const Greeting& greeting, const Tls* tls, const Patience& patience);
 
 // ----- the acceptor: all without blocking

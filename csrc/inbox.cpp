@@ -82,7 +82,8 @@ bool Inbox::deliver(std::unique_ptr<Message> message) {
   if (message->sequence <= stream.last) return false;
   uint64_t& kept = kept_[message->source];
   if (kept + message->size > kMaxQueued && !message->is_void)
-    throw Error(Fault::no_room, "the peer keeps " + std::to_string(kept >> 20) + " MiB of messages that it has not received yet, the most from one sender: wait until it receives");
+    throw Error(Fault::no_room, "the peer keeps " + std::to_string(kept >> 20) + " MiB of messages that it has not received yet, " +
+                                    "the most from one sender: wait until it receives");
   if (message->sequence != stream.last + 1) {  // another carrier has the ones before it
     if (stream.early.size() >= kMaxEarly) throw Error(Fault::corrupt, "a peer leaves too many gaps in its message numbers");
     const uint64_t sequence = message->sequence, size = message->size;

@@ -176,7 +176,8 @@ std::string TcpPort::too_many(const Greeting& greeting) {
     for (auto& connection : engine_.connections()) there += !connection->pid && connection->peer.name == name;
   }
   if (there < most) return {};
-  return engine_.name() + " has " + std::to_string(there) + " streams of " + name + ", the most that one peer may have: read with fewer threads at a time";
+  return engine_.name() + " has " + std::to_string(there) + " streams of " + name +
+         ", the most that one peer may have: read with fewer threads at a time";
 }
 
 bool TcpPort::refuse(const std::string& from, const std::string& why) {
