@@ -151,7 +151,8 @@ def error_of(
         return errors.PeerLostError(f"{where or peer or 'the coordinator'} shut down meanwhile", peer=peer, phase=phase)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         there = where or peer or "the coordinator"
-        return errors.TransportError(f"{there} takes no more, or not so much: {details}", peer=peer, phase=phase)
+        refused = f"a call of {there} was refused, as too large or one too many: {details}"
+        return errors.TransportError(refused, peer=peer, phase=phase)
     return errors.TransportError(f"{code.name if code else 'failure'}: {details}", peer=peer, phase=phase)
 
 
