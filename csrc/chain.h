@@ -33,6 +33,7 @@ class Chains {
     }
     auto own = std::find_if(chain.begin(), chain.end(), [&](const Hop& hop) { return hop.peer == reader.peer; });
     if (own == chain.end()) {
+      if (chain.size() >= kMost) return depth = 0, nullptr;  // nobody follows it either
       reader.id = ++last_;
       chain.push_back(std::move(reader));
       own = chain.end() - 1;
@@ -54,6 +55,7 @@ class Chains {
   }
 
  private:
+  static constexpr size_t kMost = 1024;  // peers in a chain; the others read from the owner
   std::map<ClaimId, std::vector<Hop>> chains_;
   uint64_t last_ = 0;
 };

@@ -26,7 +26,7 @@ struct HelloHead {
 struct WelcomeHead {
   uint32_t magic;
   uint16_t accepted, text_size;
-  uint64_t received;
+  uint64_t received;  // of who isn't accepted: 1: there is no room for it, else 0
 };
 
 template <class T>
@@ -100,7 +100,7 @@ Session greet(const Contact& to, const Greeting& greeting, const Tls* tls, const
   std::string said = std::string(bytes_of(head)) + rest.substr(0, head.text_size);
   Digest proof = mac(to.key, "tensorlink welcome", theirs.nonce, ours, said);
   if (!same(proof.data(), rest.data() + head.text_size, sizeof proof)) throw Error(Fault::refused, "the key is wrong");
-  if (!head.accepted) throw Error(Fault::refused, rest.substr(0, head.text_size));
+  if (!head.accepted) throw Error(head.received ? Fault::transport : Fault::refused, rest.substr(0, head.text_size));
   session.received = head.received;
   session.secret = mac(to.key, "tensorlink secret", theirs.nonce, ours, {});
   return session;

@@ -42,7 +42,8 @@ struct Session {
   uint64_t received = 0;  // number of the last message that the acceptor had from us
   Digest secret{};        // that only the two ends know
 };
-// Connects and greets; `tls`: inside that, if there is any. Throws Fault::lost, timeout, cancelled; refused: the key is wrong, a certificate is, or what the acceptor says.
+// Connects and greets; `tls`: inside that, if there is any. Throws Fault::lost, timeout, cancelled; refused: the key is wrong, a certificate is, or what the acceptor says;
+// transport: it has no room for another stream of ours.
 Session greet(const Contact& to, const Greeting& greeting, const Tls* tls, const Patience& patience);
 
 // ----- the acceptor: all without blocking
@@ -58,7 +59,7 @@ struct Heard {
 };
 // Throws Fault::corrupt: it is no hello.
 Heard hear(std::string_view hello, const Nonce& ours, const Key& key);
-// `refusal`: empty: welcome.
+// `refusal`: empty: welcome; else `received` is 1 where it is for want of room, and 0 for anything else.
 std::string answer(const Heard& heard, const Nonce& ours, const Key& key, const std::string& refusal, uint64_t received);
 
 // Hides a key, or shows it again, from all but the two ends; `number` must be another one for each key.

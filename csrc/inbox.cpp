@@ -61,6 +61,7 @@ SourceId Inbox::source(const std::string& name) {
     names_.push_back(name);
     down_.push_back(false);
     downs_.push_back(0);
+    kept_.push_back(0);
     forgotten_.push_back(0);
   }
   return it->second;
@@ -79,14 +80,22 @@ bool Inbox::deliver(std::unique_ptr<Message> message) {
   if (message->incarnation <= forgotten_[message->source]) return false;
   Stream& stream = entry->second;
   if (message->sequence <= stream.last) return false;
+  uint64_t& kept = kept_[message->source];
+  if (kept + message->size > kMaxQueued && !message->is_void)
+    throw Error(Fault::no_room, "the peer keeps " + std::to_string(kept >> 20) + " MiB of messages that it has not received yet, " +
+                                    "the most from one sender: wait until it receives");
   if (message->sequence != stream.last + 1) {  // another carrier has the ones before it
     if (stream.early.size() >= kMaxEarly) throw Error(Fault::corrupt, "a peer leaves too many gaps in its message numbers");
-    return stream.early.emplace(message->sequence, std::move(message)).second;
+    const uint64_t sequence = message->sequence, size = message->size;
+    bool added = stream.early.emplace(sequence, std::move(message)).second;
+    if (added) kept += size;
+    return added;
   }
   ++stream.last;
   match(std::move(message), false);
   for (auto it = stream.early.begin(); it != stream.early.end() && it->first == stream.last + 1; it = stream.early.erase(it)) {
     ++stream.last;
+    kept -= it->second->size;
     match(std::move(it->second), false);
   }
   return true;
@@ -96,6 +105,7 @@ void Inbox::forget_streams(SourceId source) {
   auto first = streams_.lower_bound({source, 0}), end = streams_.lower_bound({source + 1, 0});
   for (auto kept = std::distance(first, end); kept > static_cast<ptrdiff_t>(kMaxStreams); --kept) {
     forgotten_[source] = first->first.second;
+    for (auto& [sequence, message] : first->second.early) kept_[source] -= message->size;
     first = streams_.erase(first);
   }
 }
@@ -113,6 +123,7 @@ void Inbox::match(std::unique_ptr<Message> message, bool front) {
     return;
   }
   key_.assign(message->tag());
+  kept_[message->source] += message->size;
   Queue& queue = tags_[key_].by_source[message->source];
   if (front) {  // several may have been taken at once: keep the order of arrival
     auto at = std::find_if(queue.begin(), queue.end(), [&](auto& other) { return other->arrival > message->arrival; });
@@ -160,6 +171,7 @@ std::unique_ptr<Message> Inbox::take_locked(SourceId source, std::string_view ta
   }
   if (best == by_source.end() || best->second.empty()) return nullptr;
   std::unique_ptr<Message> message = std::move(best->second.front());
+  kept_[message->source] -= message->size;
   best->second.pop_front();
   if (tag.size() > 0 && best->second.empty()) {  // tags may be used once each: leave nothing behind
     by_source.erase(best);

@@ -82,7 +82,8 @@ class Inbox {
   SourceId source(const std::string& name);
   std::string name(SourceId source);
 
-  // In order of (source, incarnation, sequence); returns false for one that was there before.
+  // In order of (source, incarnation, sequence); returns false for one that was there before. Throws Fault::no_room, corrupt: the
+  // source sends more than is kept for it; nothing has changed.
   bool deliver(std::unique_ptr<Message> message);
   std::unique_ptr<Message> take(SourceId source, std::string_view tag);
   // Undoes a take: the message is again the first of its source and tag.
@@ -121,6 +122,7 @@ class Inbox {
     std::map<SourceId, Queue> by_source;
   };
   static constexpr size_t kMaxEarly = 1024;
+  static constexpr uint64_t kMaxQueued = 256u << 20;  // bytes of one source: credit begins anew with each lane, and gRPC has none
   static constexpr size_t kMaxStreams = 8;  // of one source: of incarnations before them nothing more can be on its way
   void forget_streams(SourceId source);
   template <class Ends>
@@ -137,6 +139,7 @@ class Inbox {
   std::vector<std::string> names_;
   std::vector<bool> down_;
   std::vector<uint64_t> downs_;
+  std::vector<uint64_t> kept_;       // bytes of messages that nobody has taken
   std::vector<uint64_t> forgotten_;  // the last incarnation of which no stream is kept
   uint64_t arrivals_ = 0, queued_ = 0;
   std::string key_;  // reused, so that a look-up allocates nothing

@@ -3,6 +3,7 @@
 // A read is answered straight from the memory of its claim, with no copy on the way. What is being sent keeps its blocks, so
 // a claim that ends meanwhile changes nothing. Streams take turns, and a peer may be held to a rate.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <deque>
 #include <map>
@@ -35,6 +36,10 @@ class ReadServer {
   bool lending() const { return lent_ != 0; }
   // Reads in progress and their bytes, by peer. Any thread.
   std::map<std::string, std::pair<uint64_t, uint64_t>> borrowers();
+  // Streams of all readers of that name.
+  size_t streams_of(const std::string& name) const {
+    return std::count_if(streams_.begin(), streams_.end(), [&](auto& entry) { return entry.second.peer.name == name; });
+  }
   uint64_t sent_bytes() const { return sent_; }
 
  private:

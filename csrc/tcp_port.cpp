@@ -10,6 +10,18 @@
 
 namespace tl {
 
+namespace {
+
+void say_last(const Socket& socket, const std::string& text) {
+  iovec part{const_cast<char*>(text.data()), text.size()};
+  try {
+    send_some(socket, &part, 1);
+  } catch (const Error&) {  // it has gone
+  }
+}
+
+}  // namespace
+
 TcpPort::TcpPort(Engine& engine, Key key) : engine_(engine), home_(std::make_shared<Home>()), server_(engine) {
   contact_.key = key;
   home_->engine = &engine;
@@ -47,12 +59,18 @@ void TcpPort::accept_all() {
   constexpr int kMost = 64;  // then others have their turn
   for (int i = 0; i < kMost; ++i) {
     Socket socket = accept_from(listener_.get());
-    if (!socket) return;
+    if (!socket) {
+      if (errno == EMFILE || errno == ENFILE) {  // it would be told again and again of who waits
+        accept_due_ = now_ns() + kFull;
+        engine_.rewatch_fd(listener_.get(), 0);
+      }
+      return;
+    }
     while (pending_.size() >= kMaxPending && !order_.empty()) {  // whoever greets at once is never the oldest
       auto oldest = pending_.find(order_.front());
       order_.pop_front();
       if (oldest == pending_.end()) continue;
-      refuse(oldest->second.from, "it said nothing while others came");
+      if (oldest->second.late_answer.empty()) refuse(oldest->second.from, "it said nothing while others came");
       pending_.erase(oldest);
     }
     int fd = socket.get();
@@ -85,6 +103,7 @@ bool TcpPort::challenge_it(Pending& pending) {
 
 void TcpPort::on_hello(int fd) {
   Pending& pending = pending_[fd];
+  if (!pending.late_answer.empty()) return;
   std::string why;
   try {
     if (!pending.challenged && !challenge_it(pending)) return;
@@ -115,14 +134,19 @@ void TcpPort::welcome(Pending pending, const Heard& heard) {
   point("handshake", "heard");
   const Greeting& greeting = heard.greeting;
   std::string refusal;
+  bool full = false;
   if (!heard.knows_key) {
     refusal = "the key is wrong";
-    refuse(pending.from, "it doesn't know the key");
+    if (!refuse(pending.from, "it doesn't know the key")) {
+      std::string text = answer(heard, pending.nonce, contact_.key, refusal, 0);
+      return hold(std::move(pending), std::move(text));
+    }
   } else if (greeting.to.name != engine_.name() || greeting.to.incarnation != engine_.incarnation()) {
     refusal = "restarted";
   }
   if (refusal.empty() && greeting.role != Role::lane && greeting.role != Role::reads) refusal = "the peer speaks another version of the protocol";
-  uint64_t received = refusal.empty() ? engine_.inbox().received(engine_.inbox().source(greeting.from.name), greeting.from.incarnation) : 0;
+  if (refusal.empty()) full = !(refusal = too_many(greeting)).empty();
+  uint64_t received = refusal.empty() ? engine_.inbox().received(engine_.inbox().source(greeting.from.name), greeting.from.incarnation) : full;
   std::string text = answer(heard, pending.nonce, contact_.key, refusal, received);
   iovec part{text.data(), text.size()};
   try {
@@ -136,13 +160,38 @@ void TcpPort::welcome(Pending pending, const Heard& heard) {
   }
 }
 
-void TcpPort::refuse(const std::string& from, const std::string& why) {
+void TcpPort::hold(Pending pending, std::string answer) {
+  int fd = pending.socket.get();
+  pending.late_answer = std::move(answer);
+  pending.deadline_ns = now_ns() + Throttle::kDelay;
+  pending_[fd] = std::move(pending);
+  order_.push_back(fd);
+}
+
+// Why a peer gets no further stream; empty: it does.
+std::string TcpPort::too_many(const Greeting& greeting) {
+  const std::string& name = greeting.from.name;
+  size_t most = greeting.role == Role::lane ? kMaxLanes : kMaxReads, there = 0;
+  if (greeting.role == Role::reads) {
+    there = server_.streams_of(name);
+  } else {
+    for (auto& connection : engine_.connections()) there += !connection->pid && connection->peer.name == name;
+  }
+  if (there < most) return {};
+  return engine_.name() + " has " + std::to_string(there) + " streams of " + name +
+         ", the most that one peer may have: read with fewer threads at a time";
+}
+
+bool TcpPort::refuse(const std::string& from, const std::string& why) {
   std::lock_guard lock(refusals_mutex_);
+  if (throttle_.failed(from.substr(0, from.rfind(':')), now_ns())) return false;
   if (refusals_.size() < kMaxRefusals) refusals_.push_back(from + ": " + why);
+  return true;
 }
 
 std::vector<std::string> TcpPort::take_refusals() {
   std::lock_guard lock(refusals_mutex_);
+  for (auto& [origin, count] : throttle_.untold(now_ns())) refusals_.push_back(origin + ": " + std::to_string(count) + " more in a short time");
   return std::exchange(refusals_, {});
 }
 
@@ -184,12 +233,16 @@ void TcpPort::on_connection(const std::shared_ptr<Connection>& any, int, uint32_
 
 int64_t TcpPort::on_tick(int64_t now) {
   for (auto it = pending_.begin(); it != pending_.end();) {
-    bool late = it->second.deadline_ns < now;
-    if (late) refuse(it->second.from, "it said nothing for too long");
+    Pending& pending = it->second;
+    bool late = pending.deadline_ns < now;
+    if (late && pending.late_answer.empty()) refuse(pending.from, "it said nothing for too long");
+    if (late && !pending.late_answer.empty()) say_last(pending.socket, pending.late_answer);
     it = late ? pending_.erase(it) : std::next(it);
   }
   while (!order_.empty() && !pending_.count(order_.front())) order_.pop_front();
   int64_t due = server_.on_tick(now);
+  if (accept_due_ && accept_due_ <= now && listener_) accept_due_ = 0, engine_.rewatch_fd(listener_.get(), EPOLLIN);
+  if (accept_due_) due = std::min(due, accept_due_);
   if (home_->unattended && !engine_.polled_since(now - kUnattended)) {
     home_->unattended = false;
     for (auto& connection : engine_.connections()) connection->attend(true);

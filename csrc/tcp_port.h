@@ -6,6 +6,7 @@
 #include "port.h"
 #include "read_server.h"
 #include "tcp_connection.h"
+#include "throttle.h"
 
 namespace tl {
 
@@ -20,7 +21,7 @@ class TcpPort : public Port {
   uint16_t listen(const std::string& host, uint16_t first, uint16_t last);
   // Any thread. Blocks. Throws Fault::lost, refused, timeout, cancelled.
   std::shared_ptr<Connection> connect(const Contact& to, const Identity& peer, const Patience& patience);
-  // What was turned away since the last call, in words. Any thread.
+  // What was turned away since the last call, in words; who goes on and on is only counted. Any thread.
   std::vector<std::string> take_refusals();
   ReadServer& server() { return server_; }
 
@@ -37,16 +38,21 @@ class TcpPort : public Port {
     std::string in, from;
     int64_t deadline_ns;
     bool challenged = false;
+    std::string late_answer = {};  // its greeting was wrong, as many before it from there: what it hears when time is up
   };
   static constexpr int64_t kHandshakeTimeout = 5'000'000'000;
   static constexpr size_t kMaxPending = 256, kMaxRefusals = 4096;
-  static constexpr int64_t kUnattended = 2'000'000, kReport = 50'000'000;
+  static constexpr size_t kMaxLanes = 64, kMaxReads = 1024;  // of one peer
+  static constexpr int64_t kUnattended = 2'000'000, kReport = 50'000'000, kFull = 250'000'000;
 
   void accept_all();
   bool challenge_it(Pending& pending);
   void on_hello(int fd);
   void welcome(Pending pending, const Heard& heard);
-  void refuse(const std::string& from, const std::string& why);
+  void hold(Pending pending, std::string answer);
+  std::string too_many(const Greeting& greeting);
+  // False: it is one of too many from there, so the answer is to wait.
+  bool refuse(const std::string& from, const std::string& why);
   std::shared_ptr<TcpConnection> make(Socket socket, bool dialled, const Identity& peer, const Contact& contact, uint64_t received);
   void add(const std::shared_ptr<TcpConnection>& connection);
 
@@ -59,9 +65,10 @@ class TcpPort : public Port {
   ReadServer server_;
   std::map<int, Pending> pending_;
   std::deque<int> order_;                          // of pending_, the oldest first
-  int64_t report_due_ = 0;
+  int64_t report_due_ = 0, accept_due_ = 0;
   std::mutex refusals_mutex_;
   std::vector<std::string> refusals_;
+  Throttle throttle_;
 };
 
 }  // namespace tl

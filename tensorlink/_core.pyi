@@ -196,6 +196,33 @@ class Stored:
     def fill(self) -> None:
         """Copies what isn't there yet. Readers may have begun."""
 
+class Throttle:
+    """
+    Failed attempts to come in, by origin; keeps nobody out. The time, in seconds, is given.
+    """
+
+    def __init__(self) -> None: ...
+
+    def failed(self, origin: str, now_s: float) -> bool:
+        """
+        Counts one. True: one too many: its answer is to wait for DELAY_S, and nobody is told but by untold().
+        """
+
+    def untold(self, now_s: float) -> list[tuple[str, int]]:
+        """Failures that nobody was told of, by origin, where it is time to."""
+
+    def __len__(self) -> int: ...
+
+    BURST: int = 10
+
+    ORIGINS: int = 1024
+
+    DELAY_S: float = 1.0
+
+    TELL_S: float = 10.0
+
+    OTHERS: str = 'other addresses'
+
 class Connection:
     """A connection to one incarnation of a peer."""
 

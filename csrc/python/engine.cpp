@@ -396,6 +396,21 @@ void bind_traffic(Class& engine) {
 
 }  // namespace
 
+void bind_throttle(nb::module_& module) {
+  auto ns = [](double s) { return static_cast<int64_t>(s * 1e9); };
+  nb::class_<Throttle> throttle(module, "Throttle", "Failed attempts to come in, by origin; keeps nobody out. The time, in seconds, is given.");
+  throttle.def(nb::init<>())
+      .def("failed", [ns](Throttle& t, const std::string& origin, double now_s) { return t.failed(origin, ns(now_s)); }, "origin"_a, "now_s"_a,
+           "Counts one. True: one too many: its answer is to wait for DELAY_S, and nobody is told but by untold().")
+      .def("untold", [ns](Throttle& t, double now_s) { return t.untold(ns(now_s)); }, "now_s"_a, "Failures that nobody was told of, by origin, where it is time to.")
+      .def("__len__", &Throttle::size);
+  throttle.attr("BURST") = Throttle::kBurst;
+  throttle.attr("ORIGINS") = Throttle::kOrigins;
+  throttle.attr("DELAY_S") = Throttle::kDelay / 1e9;
+  throttle.attr("TELL_S") = Throttle::kTell / 1e9;
+  throttle.attr("OTHERS") = Throttle::kOthers;
+}
+
 void bind_engine(nb::module_& module) {
   nb::register_exception_translator(translate);
   module.attr("EAGER_LIMIT") = kEagerLimit;
@@ -406,6 +421,7 @@ void bind_engine(nb::module_& module) {
   module.def("claim_of", [](nb::bytes descriptor) { return Descriptor::decode(text(descriptor)).claim; }, "descriptor"_a);
   bind_messages(module);
   bind_stored(module);
+  bind_throttle(module);
   bind_connections(module);
   bind_views(module);
   nb::class_<Engine> engine(module, "Engine", "Pool, connections and messages of one endpoint.");

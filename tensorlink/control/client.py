@@ -272,7 +272,8 @@ class ControlClient:
                 self._joining = link
                 peer = pb.Peer(services=sorted(self._services), incarnation=self._held())
                 peer.MergeFrom(self._self)
-            known = self.roster.incarnations()
+            newest = sorted(self.roster.incarnations().items(), key=lambda pair: -pair[1])
+            known = dict(newest[: wire.MAX_KNOWN])
             request = pb.JoinRequest(
                 version=wire.VERSION, peer=peer, nonce=self._nonce, known=known, utc_us=time.time_ns() // 1000
             )

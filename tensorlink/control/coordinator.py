@@ -26,7 +26,8 @@ from tensorlink.control import addresses, runtime_dir, wire
 from tensorlink.control import control_pb2 as pb
 from tensorlink.control import control_pb2_grpc as pb_grpc
 from tensorlink.control.certificates import Certificates, check_caller
-from tensorlink.control.heartbeat import HeartbeatServer
+from tensorlink.control.heartbeat import MAX_STREAMS, HeartbeatServer
+from tensorlink.control.logins import AsyncGate, Logins
 from tensorlink.control.membership import KEY_BYTES, MAX_INCARNATION, Change, Lease, Membership
 from tensorlink.errors import AuthenticationError, PeerLostError, PeerUnknownError, TensorLinkError, TransportError
 from tensorlink.types import PeerInfo
@@ -34,6 +35,10 @@ from tensorlink.types import PeerInfo
 log = logging.getLogger("tensorlink.coordinator")
 
 _MAX_MESSAGE_BYTES = 4 << 20
+_MAX_CALLS = 4 * MAX_STREAMS
+"""At a time: each member watches, and joins, looks up and waits besides."""
+_MAX_LABELS = 64
+_MAX_LINKS_BYTES = 64 << 10
 _WATCH_BACKLOG = 1024
 _MAX_WAIT_S = 3600.0
 _PING_S = 1.0
@@ -46,7 +51,7 @@ Reply = TypeVar("Reply")
 def _guarded(
     method: Callable[[Any, Request, Context], Awaitable[Reply]],
 ) -> Callable[[Any, Request, Context], Awaitable[Reply]]:
-    """Checks the token before the call, and turns errors into statuses after it."""
+    """Checks the certificate before the call, and turns errors into statuses after it."""
 
     @functools.wraps(method)
     async def call(self: Coordinator, request: Request, context: Context) -> Reply:
@@ -84,6 +89,7 @@ class Coordinator(pb_grpc.CoordinatorServicer):
 
     def __init__(self, *, token: str | None, lease_s: float, certificates: Certificates | None = None) -> None:
         self._token = token
+        self._logins = Logins(token)
         self._certificates = certificates
         self._epoch = secrets.token_bytes(8)
         self._members = Membership(lease_s, self._changed)
@@ -142,7 +148,8 @@ class Coordinator(pb_grpc.CoordinatorServicer):
 
     def _make_server(self) -> grpc.aio.Server:
         options = [*wire.SERVER_OPTIONS, ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES)]
-        self._server = grpc.aio.server(options=options)
+        gates = [AsyncGate(self._logins)]
+        self._server = grpc.aio.server(options=options, interceptors=gates, maximum_concurrent_rpcs=_MAX_CALLS)
         pb_grpc.add_CoordinatorServicer_to_server(self, self._server)
         return self._server
 
@@ -184,6 +191,7 @@ class Coordinator(pb_grpc.CoordinatorServicer):
                 continue
             self._members.expire()
             self._heartbeats.drop_idle()
+            self._logins.tell()
 
     # Changes
 
@@ -210,10 +218,9 @@ class Coordinator(pb_grpc.CoordinatorServicer):
             await self._change_within(left)
 
     def admit(self, context: Context) -> None:
-        """Raises: AuthenticationError: the call carries a wrong token, or a certificate for something else."""
+        """Raises: AuthenticationError: the call, whose token is right, carries a certificate for something else."""
         if self._certificates:
             check_caller(context.auth_context())
-        wire.check_token(self._token, context.invocation_metadata())
         self._members.hear()
 
     # The service
@@ -223,6 +230,10 @@ class Coordinator(pb_grpc.CoordinatorServicer):
         wire.check_version(request.version)
         peer = _checked_peer(request.peer)
         claimed = max(request.utc_us, *request.known.values(), 0)
+        if len(request.known) > wire.MAX_KNOWN:
+            raise ValueError(
+                f"a join may tell {wire.MAX_KNOWN} known names, not {len(request.known)}: leave out the oldest"
+            )
         if len(request.nonce) != KEY_BYTES or claimed > MAX_INCARNATION:
             raise ValueError("not a join: nonce, clock or known incarnations are out of range")
         self._members.learn(request.known)
@@ -325,6 +336,18 @@ class Coordinator(pb_grpc.CoordinatorServicer):
 def _checked_peer(message: pb.Peer) -> PeerInfo:
     """The joiner as it describes itself. Raises: ValueError: something in it is out of range."""
     wire.check_name(message.name)
+    if len(message.labels) > _MAX_LABELS:
+        raise ValueError(f"a peer has at most {_MAX_LABELS} labels, not {len(message.labels)}")
+    for key, value in message.labels.items():
+        wire.check_name(key)
+        if value:
+            wire.check_name(value)
+    if len(message.links) > _MAX_LINKS_BYTES:
+        raise ValueError(
+            f"what a peer tells of its links has at most {_MAX_LINKS_BYTES} bytes, not {len(message.links)}"
+        )
+    if len(message.host.encode()) > wire.MAX_NAME_BYTES:
+        raise ValueError(f"the identity of a host has at most {wire.MAX_NAME_BYTES} bytes")
     for service in message.services:
         wire.check_name(service)
     wire.check_name(message.address, addresses.MAX_ADDRESS_BYTES)

@@ -31,7 +31,7 @@ class HeartbeatServer:
 
     def __init__(self, membership: Membership) -> None:
         self.membership = membership
-        self.streams: set[_Stream] = set()
+        self.streams: dict[_Stream, None] = {}  # the oldest first
         self.bearers: dict[bytes, _Stream] = {}  # lease key -> the stream that brought its last beat
         self._server: asyncio.Server | None = None
         self._asking: set[asyncio.Task[None]] = set()
@@ -57,6 +57,15 @@ class HeartbeatServer:
             patience = self.membership.lease_s * (3 if stream.key else 1)
             if now - stream.heard > patience:
                 stream.close()
+
+    def make_room(self) -> bool:
+        """Whether one more stream may come: at `MAX_STREAMS` the oldest that has brought no lease makes way."""
+        if len(self.streams) < MAX_STREAMS:
+            return True
+        stranger = next((stream for stream in self.streams if not stream.key and not stream.closing), None)
+        if stranger is not None:
+            stranger.close()
+        return stranger is not None
 
     def extend(self, gap_s: float) -> None:
         """Forgives every stream the time in which the coordinator itself was stopped."""
@@ -107,10 +116,10 @@ class _Stream(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        if len(self._server.streams) >= MAX_STREAMS:
+        if not self._server.make_room():
             transport.abort()
             return
-        self._server.streams.add(self)
+        self._server.streams[self] = None
         raw = transport.get_extra_info("socket")
         self._local = raw.family == socket.AF_UNIX
         if self._local:
@@ -177,7 +186,7 @@ class _Stream(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._release_pidfd()
         if self in self._server.streams:
-            self._server.streams.discard(self)
+            del self._server.streams[self]
             if not self._unbind():
                 return
             if self._local:
@@ -190,6 +199,10 @@ class _Stream(asyncio.BufferedProtocol):
         self._release_pidfd()
         if self._transport is not None:
             self._transport.abort()
+
+    @property
+    def closing(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
 
     def _release_pidfd(self) -> None:
         if self._pidfd >= 0:

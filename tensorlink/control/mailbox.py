@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from tensorlink.errors import PeerLostError, TransferTimeoutError
 
 _INBOX_LIMIT = 256
+_INBOX_BYTES = 64 << 20
 
 
 class Mailbox:
@@ -67,12 +68,15 @@ class Mailbox:
     def arrived(self, message: bytes) -> bool:
         """Takes a message in, waiting while the reader is far behind; False: nobody reads any more. For the carrier."""
         with self._changed:
-            self._changed.wait_for(lambda: len(self._inbox) < _INBOX_LIMIT or self._ended is not None)
+            self._changed.wait_for(lambda: self._has_room() or self._ended is not None)
             if self._ended is not None:
                 return False
             self._inbox.append(message)
             self._changed.notify_all()
             return True
+
+    def _has_room(self) -> bool:
+        return len(self._inbox) < _INBOX_LIMIT and sum(map(len, self._inbox)) < _INBOX_BYTES
 
     def outgoing(self) -> Iterator[bytes]:
         """What is to be sent, until the end. For the carrier."""

@@ -13,12 +13,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from tensorlink.errors import NameInUseError, PeerLostError
+from tensorlink.errors import NameInUseError, PeerLostError, TensorLinkError
 from tensorlink.types import PeerId, PeerInfo
 
 MAX_INCARNATION = 1 << 62
 """No honest incarnation is near this: it counts microseconds since 1970."""
 KEY_BYTES = 16
+MAX_MEMBERS = 4096
+MAX_SERVICES = 256
+"""Of one member."""
+MAX_REMEMBERED = 65536
+"""Names of which the highest incarnation is kept, at least, and at most of twice as many. Of those that aren't there the
+one that joined longest ago is forgotten first: its successor starts at the clocks anyway."""
 _BACK_S = 5.0
 _SPARED_LEASES = 120
 
@@ -48,6 +54,16 @@ class Lease:
 
 def _utc_us() -> int:
     return time.time_ns() // 1000
+
+
+def _check_services(count: int, name: str) -> None:
+    if count > MAX_SERVICES:
+        raise TensorLinkError(
+            f"{name} would serve {count} names, and {MAX_SERVICES} are the most of one peer",
+            peer=name,
+            phase="advertise",
+            hint="Withdraw those that are not needed",
+        )
 
 
 class Membership:
@@ -100,7 +116,7 @@ class Membership:
         for name, incarnation in known.items():
             if incarnation <= self._known.get(name, 0):
                 continue
-            self._known[name] = incarnation
+            self._remember(name, incarnation)
             lease = self._live.get(name)
             if lease is not None and lease.peer.incarnation < incarnation:
                 self._drop(lease, "a higher incarnation of it is known")
@@ -115,6 +131,7 @@ class Membership:
         Raises:
             NameInUseError: another endpoint holds the name, its lease runs, and `peer` has no higher incarnation; or a later
                 one has had it. That one may still come, so nothing is changed.
+            TensorLinkError: there are `MAX_MEMBERS`, or it serves more than `MAX_SERVICES` names.
         """
         self.hear()
         known = self._known.get(peer.name, 0)
@@ -137,8 +154,16 @@ class Membership:
                 phase="join",
                 hint="Choose another name, or stop that process first",
             )
+        if len(self._live) >= MAX_MEMBERS:
+            raise TensorLinkError(
+                f"{len(self._live)} peers have joined, the most of one coordinator",
+                peer=peer.name,
+                phase="join",
+                hint="End those that are not needed, or start another coordinator for a part of the job",
+            )
+        _check_services(len(peer.services), peer.name)
         incarnation = peer.incarnation or max(known + 1, self._utc_us(), utc_us)
-        self._known[peer.name] = incarnation
+        self._remember(peer.name, incarnation)
         services = tuple(sorted({name for name in peer.services if name not in self._servers}))
         member = replace(peer, id=PeerId(peer.name, incarnation), services=services)
         lease = Lease(member, secrets.token_bytes(KEY_BYTES), nonce, self._clock() + self.lease_s, links)
@@ -190,6 +215,7 @@ class Membership:
         after = (before | added) - set(remove)
         if after == before:
             return
+        _check_services(len(after), lease.peer.name)
         for service in before - after:
             del self._servers[service]
         self._servers.update(dict.fromkeys(after, lease.peer.name))
@@ -236,6 +262,14 @@ class Membership:
         self._heard += gap_s
         for lease in self._live.values():
             lease.expires += gap_s
+
+    def _remember(self, name: str, incarnation: int) -> None:
+        self._known[name] = incarnation
+        if len(self._known) > 2 * MAX_REMEMBERED:  # seldom, since it looks at all of them
+            gone = sorted(self._known.keys() - self._live.keys() - {name}, key=self._known.__getitem__)
+            for old in gone[: len(self._known) - MAX_REMEMBERED]:
+                del self._known[old]
+                self._expelled.pop(old, None)
 
     def _drop(self, lease: Lease, reason: str) -> None:
         del self._live[lease.peer.name], self._by_key[lease.key]

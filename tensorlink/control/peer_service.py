@@ -18,6 +18,7 @@ from tensorlink.control import addresses, mailbox, runtime_dir, wire
 from tensorlink.control import control_pb2 as pb
 from tensorlink.control import control_pb2_grpc as pb_grpc
 from tensorlink.control.certificates import Certificates, check_caller
+from tensorlink.control.logins import Gate, Logins
 from tensorlink.control.pool import DaemonPool
 from tensorlink.errors import AuthenticationError, TensorLinkError, TransportError
 from tensorlink.network import join_address
@@ -26,6 +27,7 @@ from tensorlink.types import PeerId
 log = logging.getLogger("tensorlink.control")
 
 _MAX_MAILBOXES = 128
+_MAX_CALLS = 4096
 _STOP_S = 0.5
 
 Request = TypeVar("Request")
@@ -63,14 +65,13 @@ class PeerHandlers(Protocol):
 
 
 def _guarded(method: Callable[[Any, Request, Context], Reply]) -> Callable[[Any, Request, Context], Reply]:
-    """Checks the token before the call, and turns errors into statuses after it."""
+    """Checks the certificate before the call, and turns errors into statuses after it."""
 
     @functools.wraps(method)
     def call(self: PeerServer, request: Request, context: Context) -> Reply:
         try:
             if self.certificates:
                 check_caller(context.auth_context())
-            wire.check_token(self.token, context.invocation_metadata())
             return method(self, request, context)
         except Exception as error:
             if not context.is_active():
@@ -118,7 +119,7 @@ class PeerServer(pb_grpc.PeerServiceServicer):
         self.name = name
         self.incarnation = 0
         """Set by the endpoint once it has joined."""
-        self.token = token
+        self._logins = Logins(token)
         self.certificates = certificates
         self._handlers = handlers
         self._pid = os.getpid()
@@ -130,7 +131,12 @@ class PeerServer(pb_grpc.PeerServiceServicer):
         self._path = runtime_dir.private_socket(directory)
         self.address = wire.unix_target(self._path)
         self._pool = DaemonPool("tensorlink-peer")
-        self._server = grpc.server(cast(ThreadPoolExecutor, self._pool), options=wire.SERVER_OPTIONS)
+        self._server = grpc.server(
+            cast(ThreadPoolExecutor, self._pool),
+            interceptors=[Gate(self._logins)],
+            options=wire.SERVER_OPTIONS,
+            maximum_concurrent_rpcs=_MAX_CALLS,
+        )
         pb_grpc.add_PeerServiceServicer_to_server(self, self._server)
         try:
             self._listen(listen, ports)
@@ -154,6 +160,7 @@ class PeerServer(pb_grpc.PeerServiceServicer):
         if os.getpid() != self._pid or self._closed:
             return
         self._closed = True
+        self._logins.close()
         with self._lock:
             boxes = list(self._boxes)
         for box in boxes:

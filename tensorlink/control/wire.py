@@ -22,6 +22,10 @@ VERSION = 1
 """Of the control protocol. A peer with another one is told so and refused."""
 MAX_MESSAGE_BYTES = 64 << 20
 MAX_NAME_BYTES = 255
+MAX_STREAMS = 1024
+"""Calls at a time over one connection; more wait at the caller."""
+MAX_KNOWN = 8192
+"""Names whose incarnations one join tells: at most 2.2 MiB."""
 TOKEN_KEY = "tensorlink-token-bin"
 _ERROR_KEY = "tensorlink-error"
 _FIELD_KEYS = {field: f"tensorlink-{field}-bin" for field in ("peer", "hint")}
@@ -48,6 +52,10 @@ SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.max_concurrent_streams", MAX_STREAMS),
+    ("grpc.server_handshake_timeout_ms", 10_000),  # who connects and says nothing
+    ("grpc.max_connection_idle_ms", 60_000),  # who calls nothing any more; a caller connects again unnoticed
+    ("grpc.max_metadata_size", 16 << 10),
 ]
 
 _STATUS: dict[type[TensorLinkError], grpc.StatusCode] = {
@@ -142,7 +150,9 @@ def error_of(
     if code is grpc.StatusCode.CANCELLED:  # by the other side: who closes its own channel knows without asking
         return errors.PeerLostError(f"{where or peer or 'the coordinator'} shut down meanwhile", peer=peer, phase=phase)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return errors.TransportError(f"message refused: {details}", peer=peer, phase=phase)
+        there = where or peer or "the coordinator"
+        refused = f"a call of {there} was refused, as too large or one too many: {details}"
+        return errors.TransportError(refused, peer=peer, phase=phase)
     return errors.TransportError(f"{code.name if code else 'failure'}: {details}", peer=peer, phase=phase)
 
 
