@@ -17,7 +17,7 @@ from tests.authority import Authority
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 SUITES = sorted(path.stem.removesuffix("_test") for path in (CSRC / "test").glob("*_test.cpp"))
 ENGINE = {"tcp"}  # suites that need the whole engine, which takes minutes to compile with a sanitizer
-SMALL = ("arena.cpp", "crc32c.cpp", "flight.cpp", "hmac.cpp", "inbox.cpp", "segments.cpp")
+SMALL = ("arena.cpp", "crc32c.cpp", "flight.cpp", "hmac.cpp", "inbox.cpp", "point.cpp", "segments.cpp")
 COMMON = ["-std=c++17", "-g1", "-Wall", "-Wextra", "-fno-strict-aliasing", "-pthread", f"-I{CSRC}"]
 FLAVOURS = {
     "plain": ["-O1"],
