@@ -1,0 +1,12 @@
+// What the harnesses need of the core, in one unit: most of the time goes into the standard headers.
+#include "../arena.cpp"
+#include "../connection.cpp"
+#include "../crc32c.cpp"
+#include "../flight.cpp"
+#include "../handshake.cpp"
+#include "../hmac.cpp"
+#include "../inbox.cpp"
+#include "../meta.cpp"
+#include "../reads.cpp"
+#include "../segments.cpp"
+#include "../socket.cpp"
