@@ -14,9 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from grpc import StatusCode
 
 from tensorlink import _core
 from tensorlink.control import control_pb2 as pb
+from tensorlink.control.wire import status_of
+from tensorlink.errors import PeerLostError
 from tensorlink.flight import new_file
 from tensorlink.transports.pool import Address
 from tensorlink.transports.tcp import TcpAddress
@@ -62,6 +65,9 @@ def values() -> Iterator[tuple[str, bytes]]:
     yield "address/ipv6", TcpAddress("fe80::1%eth0", 4000, KEY.hex()).encode()
     yield "address/pool", Address("boot", 17, "/run/user/0/tensorlink/engine", KEY.hex()).encode()
     peer = pb.Peer(name="trainer", incarnation=1, address="10.0.0.1:4000", host="boot", pid=17, services=["weights/w"])
+    code, details, (kind, *named) = status_of(PeerLostError("it died", peer="trainer", hint="Start it again"))
+    words = [details.encode(), str(kind[1]).encode(), *(bytes(value) for _, value in named)]  # type: ignore[arg-type]
+    yield "status/lost", bytes([[*StatusCode].index(code)]) + b"\0".join(words)
     yield "peer/one", peer.SerializeToString(deterministic=True)
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import grpc
 import numpy as np
 
 from tensorlink import _core
 from tensorlink.control import control_pb2 as pb
-from tensorlink.control.wire import peer_from_pb
-from tensorlink.errors import CorruptTransferError
+from tensorlink.control.wire import check_name, check_token, error_of, peer_from_pb
+from tensorlink.errors import AuthenticationError, CorruptTransferError
 from tensorlink.recording import parse
 from tensorlink.transports.pool import Address
 from tensorlink.transports.tcp import TcpAddress
@@ -39,8 +41,8 @@ def address(data: bytes) -> None:
         except CorruptTransferError:
             continue
         assert kind.decode(decoded.encode()) == decoded
-        for text in vars(decoded).values():
-            str(text).encode()  # it goes to the core, which takes UTF-8
+        where = decoded.host if isinstance(decoded, TcpAddress) else decoded.path
+        assert b"\0" not in where.encode()  # it goes to the core, which takes UTF-8 and ends at a zero byte
 
 
 def flight(data: bytes) -> None:
@@ -60,6 +62,36 @@ def peer(data: bytes) -> None:
     except Exception as error:
         raise CorruptTransferError("gRPC doesn't hand it over") from error
     assert peer_from_pb(message).name == message.name
+
+
+class _Failed(grpc.RpcError, grpc.Call):
+    """A call that the other side ended with these words."""
+
+    def __init__(self, code: int, details: str, trailing: dict[str, str | bytes]) -> None:
+        codes: list[grpc.StatusCode] = [*grpc.StatusCode]
+        self._code, self._details, self._trailing = codes[code % len(codes)], details, trailing
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return self._details
+
+    def trailing_metadata(self) -> Any:
+        return tuple(self._trailing.items())
+
+
+def status(data: bytes) -> None:
+    """A number of a status, and behind it, with zero bytes between them: details, kind of error, peer, hint."""
+    details, kind, peer, hint, *_ = [*data[1:].split(b"\0"), b"", b"", b"", b""]
+    trailing: dict[str, str | bytes] = {"tensorlink-error": kind.decode("latin-1")}
+    trailing |= {"tensorlink-peer-bin": peer, "tensorlink-hint-bin": hint}
+    call = _Failed(data[0] if data else 0, details.decode(errors="replace"), trailing)
+    str(error_of(call, phase="call", peer="peer"))
+    with suppress(AuthenticationError):
+        check_token("token", [("tensorlink-token-bin", peer)])
+    with suppress(ValueError):
+        assert check_name(hint.decode(errors="replace")).isprintable()
 
 
 def meta(data: bytes) -> None:
@@ -85,6 +117,7 @@ PARSERS: dict[str, Callable[[bytes], None]] = {
     "handle": handle,
     "meta": meta,
     "peer": peer,
+    "status": status,
 }
 
 
