@@ -1,12 +1,13 @@
 # People and CI use the same commands. Everything runs in .venv, which the first command makes; `make help` lists them.
 # Arguments: make test ARGS="-k layers -x"; make demo ARGS="--workers 3"; make test PYTHON=python3.13
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak check bench proto stubs format sanitize clean venv-demo venv-test venv-bench venv-dev
+.PHONY: help demo test soak fuzz check bench proto stubs format sanitize clean venv-demo venv-test venv-bench venv-dev
 
 python := .venv/bin/python
 over-tcp := $(addprefix tests/test_,drain.py endpoint.py faults.py hostile.py leaks.py messages.py objects.py reports.py transfer.py weights.py weights_processes.py)
 checked := $(wildcard tensorlink tools examples bench setup.py)
 ARGS ?=
+SECONDS ?= 600
 export MPLBACKEND ?= Agg
 
 help: ## This list
@@ -24,6 +25,10 @@ soak: venv-test ## The library's tests over TCP, in both control modes; many mor
 	$(python) -m pytest -m soak $(ARGS)
 	$(python) -m bench.soak --minutes 10
 	$(python) -m bench.faults --faults 10000 --lease 0.3
+
+fuzz: venv-test ## The parsers of what peers send, SECONDS each (600), in the core and in Python
+	tools/fuzz.sh $(SECONDS)
+	TENSORLINK_FUZZ_S=$(SECONDS) $(python) -m pytest tests/fuzz -k test_python_parsers $(ARGS)
 
 check: venv-dev ## Lint, format, types, layers, and whether generated files are fresh
 	$(python) -m ruff check .

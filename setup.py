@@ -24,7 +24,7 @@ setup(
     ext_modules=[
         Extension(
             "tensorlink._core",
-            sources=sorted(str(path) for path in Path("csrc").rglob("*.cpp") if "test" not in path.parts),
+            sources=sorted(str(path) for path in Path("csrc").rglob("*.cpp") if not {"fuzz", "test"} & {*path.parts}),
             include_dirs=[
                 "csrc",
                 str(NANOBIND / "include"),

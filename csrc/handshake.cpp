@@ -52,6 +52,8 @@ Key masked(const Key& secret, const Key& key, const Nonce& acceptors, const Nonc
   return differ(secret, mac(key, "tensorlink pad", acceptors, diallers, {}));
 }
 
+}  // namespace
+
 std::string hello(const Contact& to, const Greeting& greeting, const Nonce& theirs, const Nonce& ours) {
   const Contact& mine = greeting.contact;
   std::string body = greeting.from.name + '\0' + greeting.to.name + '\0' + mine.at.host;
@@ -61,6 +63,8 @@ std::string hello(const Contact& to, const Greeting& greeting, const Nonce& thei
   Digest proof = mac(to.key, "tensorlink hello", theirs, ours, text);
   return text.append(bytes_of(proof));
 }
+
+namespace {
 
 // What the acceptor says first. That it refuses our certificate is heard only then.
 ChallengeBytes challenged(Socket& socket, const Contact& to, const Tls* tls, const Patience& patience) {
@@ -92,18 +96,32 @@ Session greet(const Contact& to, const Greeting& greeting, const Tls* tls, const
   std::string text = hello(to, greeting, theirs.nonce, ours);
   send_all(socket, text.data(), text.size(), patience);
   point("handshake", "greeted");
-  WelcomeHead head;
-  receive_all(socket, &head, sizeof head, patience);
-  if (head.magic != kMagic || head.text_size > kMaxBody) throw Error(Fault::refused, "the key is wrong");
-  std::string rest(head.text_size + sizeof(Digest), '\0');
-  receive_all(socket, rest.data(), rest.size(), patience);
-  std::string said = std::string(bytes_of(head)) + rest.substr(0, head.text_size);
-  Digest proof = mac(to.key, "tensorlink welcome", theirs.nonce, ours, said);
-  if (!same(proof.data(), rest.data() + head.text_size, sizeof proof)) throw Error(Fault::refused, "the key is wrong");
-  if (!head.accepted) throw Error(head.received ? Fault::transport : Fault::refused, rest.substr(0, head.text_size));
-  session.received = head.received;
+  std::string welcome(welcome_size({}), '\0');
+  receive_all(socket, welcome.data(), welcome.size(), patience);
+  const size_t head_size = welcome.size();
+  welcome.resize(welcome_size(welcome));
+  receive_all(socket, welcome.data() + head_size, welcome.size() - head_size, patience);
+  session.received = welcomed(welcome, theirs.nonce, ours, to.key);
   session.secret = mac(to.key, "tensorlink secret", theirs.nonce, ours, {});
   return session;
+}
+
+size_t welcome_size(std::string_view so_far) {
+  WelcomeHead head;
+  if (so_far.size() < sizeof head) return sizeof head;
+  std::memcpy(&head, so_far.data(), sizeof head);
+  if (head.magic != kMagic || head.text_size > kMaxBody) throw Error(Fault::refused, "the key is wrong");
+  return sizeof head + head.text_size + sizeof(Digest);
+}
+
+uint64_t welcomed(std::string_view welcome, const Nonce& theirs, const Nonce& ours, const Key& key) {
+  WelcomeHead head;
+  std::memcpy(&head, welcome.data(), sizeof head);
+  std::string_view said = welcome.substr(0, welcome.size() - sizeof(Digest));
+  Digest proof = mac(key, "tensorlink welcome", theirs, ours, said);
+  if (!same(proof.data(), welcome.data() + said.size(), sizeof proof)) throw Error(Fault::refused, "the key is wrong");
+  if (!head.accepted) throw Error(head.received ? Fault::transport : Fault::refused, std::string(said.substr(sizeof head)));
+  return head.received;
 }
 
 std::string challenge(const Nonce& nonce) {

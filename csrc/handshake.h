@@ -62,6 +62,13 @@ Heard hear(std::string_view hello, const Nonce& ours, const Key& key);
 // `refusal`: empty: welcome; else `received` is 1 where it is for want of room, and 0 for anything else.
 std::string answer(const Heard& heard, const Nonce& ours, const Key& key, const std::string& refusal, uint64_t received);
 
+// Of what is answered, for the dialler: its bytes, as with hello_size(); the number of the last message that was received.
+// Throws Fault::refused: the key is wrong, or what the acceptor says.
+size_t welcome_size(std::string_view so_far);
+uint64_t welcomed(std::string_view welcome, const Nonce& theirs, const Nonce& ours, const Key& key);
+// What a dialler says. In answer to the nonce `theirs`.
+std::string hello(const Contact& to, const Greeting& greeting, const Nonce& theirs, const Nonce& ours);
+
 // Hides a key, or shows it again, from all but the two ends; `number` must be another one for each key.
 Key masked(const Key& key, const Digest& secret, uint64_t number);
 

@@ -5,7 +5,9 @@
 #include <sys/un.h>
 
 #include <array>
+#include <cstring>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "memory.h"
@@ -30,13 +32,15 @@ struct Note {
   std::vector<Fd> fds;  // received; the receiver owns them
 };
 
+struct NoteHead {  // of a packet; the text follows
+  uint32_t version, kind;
+  uint64_t a, b;
+};
+
 // Sends without blocking and without SIGPIPE. False when the other side has gone or its buffer is full.
 inline bool send_note(int socket, NoteKind kind, uint64_t a = 0, uint64_t b = 0, const std::string& text = {},
                       std::initializer_list<int> fds = {}) {
-  struct {
-    uint32_t version, kind;
-    uint64_t a, b;
-  } head{Note::kVersion, static_cast<uint32_t>(kind), a, b};
+  NoteHead head{Note::kVersion, static_cast<uint32_t>(kind), a, b};
   iovec parts[2] = {{&head, sizeof head}, {const_cast<char*>(text.data()), text.size()}};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * Note::kMaxFds)] = {};
   msghdr message{};
@@ -57,20 +61,28 @@ inline bool send_note(int socket, NoteKind kind, uint64_t a = 0, uint64_t b = 0,
   return n >= 0;
 }
 
+// Reads all but the descriptors. Throws Fault::corrupt, refused: another version.
+inline void parse_note(std::string_view packet, Note& note) {
+  NoteHead head;
+  if (packet.size() < sizeof head) throw Error(Fault::corrupt, "a peer sent a note of a wrong length");
+  std::memcpy(&head, packet.data(), sizeof head);
+  if (head.version != Note::kVersion) throw Error(Fault::refused, "the peer speaks another version of the protocol");
+  note.kind = static_cast<NoteKind>(head.kind);
+  note.a = head.a;
+  note.b = head.b;
+  note.text = packet.substr(sizeof head);
+}
+
 enum class Received { note, nothing, end };
 
 // Takes one note if there is one. Throws Fault::corrupt on one that cannot be read.
 inline Received receive_note(int socket, Note& note) {
-  struct {
-    uint32_t version, kind;
-    uint64_t a, b;
-  } head{};
-  char text[Note::kMaxText];
-  iovec parts[2] = {{&head, sizeof head}, {text, sizeof text}};
+  char packet[sizeof(NoteHead) + Note::kMaxText];
+  iovec part{packet, sizeof packet};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * Note::kMaxFds)];
   msghdr message{};
-  message.msg_iov = parts;
-  message.msg_iovlen = 2;
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
   message.msg_control = control;
   message.msg_controllen = sizeof control;
   ssize_t n;
@@ -82,13 +94,8 @@ inline Received receive_note(int socket, Note& note) {
     if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS)
       for (size_t i = 0; i < (c->cmsg_len - CMSG_LEN(0)) / sizeof(int); ++i) note.fds.emplace_back(reinterpret_cast<int*>(CMSG_DATA(c))[i]);
   if (n == 0) return Received::end;
-  if (static_cast<size_t>(n) < sizeof head || (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)))
-    throw Error(Fault::corrupt, "a peer sent a note of a wrong length");
-  if (head.version != Note::kVersion) throw Error(Fault::refused, "the peer speaks another version of the protocol");
-  note.kind = static_cast<NoteKind>(head.kind);
-  note.a = head.a;
-  note.b = head.b;
-  note.text.assign(text, n - sizeof head);
+  if (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) throw Error(Fault::corrupt, "a peer sent a note of a wrong length");
+  parse_note({packet, static_cast<size_t>(n)}, note);
   return Received::note;
 }
 

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "crc32c.h"
 #include "engine.h"
 #include "point.h"
 
@@ -153,15 +152,8 @@ size_t ReadServer::next_parts(Stream& stream, uint64_t most, iovec* parts, uint6
 // The next request, if all of it is here. Throws Fault::corrupt.
 bool ReadServer::take_request(Stream& stream) {
   ReadRequest request;
-  if (stream.in.size() < sizeof request) return false;
-  std::memcpy(&request, stream.in.data(), sizeof request);
-  if (request.magic != ReadRequest::kMagic) throw Error(Fault::corrupt, "a request cannot be read");
-  const size_t words_size = request.count * kExtentSize;
-  size_t size = sizeof request + words_size + (request.kind == ReadRequest::pull ? sizeof(RelayOffer) + words_size : 0);
-  if (stream.in.size() < size) return false;
-  std::string text = stream.in.substr(sizeof request, size - sizeof request);
-  stream.in.erase(0, size);
-  if (request.crc != checksum(request, text)) throw Error(Fault::corrupt, "a request changed on its way");
+  std::string text;
+  if (!tl::take_request(stream.in, request, text)) return false;
   if (request.kind == ReadRequest::read || request.kind == ReadRequest::pull) {
     answer(stream, request, text);
   } else if (request.kind == ReadRequest::acknowledge) {
@@ -217,26 +209,13 @@ void ReadServer::answer(Stream& stream, const ReadRequest& request, std::string_
 
 // Where else a reader is to read; empty: here.
 std::string ReadServer::redirect(Stream& stream, const ReadRequest& request, std::string_view text) {
-  RelayOffer offer;
-  std::memcpy(&offer, text.data(), sizeof offer);
-  Hop reader{0, stream.peer, stream.contact, {}};
-  reader.relay.claim = offer.claim;
-  reader.relay.key = masked(offer.masked_key, stream.secret, offer.claim);
-  reader.relay.extents = read_extents(text.data() + sizeof offer, request.count);
+  uint64_t failed = 0;
+  Hop reader{0, stream.peer, stream.contact, parse_offer(request, text, stream.secret, failed)};
   chains_.sweep([&](ClaimId id) { return engine_.claims().stands(id); });
   size_t depth = 0;
-  const Hop* hop = chains_.source(request.claim, std::move(reader), offer.failed, depth);
+  const Hop* hop = chains_.source(request.claim, std::move(reader), failed, depth);
   if (!hop) return {};
-  Redirect head{hop->id, depth, hop->relay.claim, masked(hop->relay.key, stream.secret, 2 * hop->id + 1),
-                masked(hop->contact.key, stream.secret, 2 * hop->id), hop->peer.incarnation, hop->contact.at.port,
-                static_cast<uint16_t>(hop->peer.name.size()), static_cast<uint16_t>(hop->contact.at.host.size()),
-                static_cast<uint16_t>(hop->relay.extents.size()), 0, 0};
-  std::string body(reinterpret_cast<const char*>(&head), sizeof head);
-  body += hop->peer.name + hop->contact.at.host;
-  append_extents(body, hop->relay.extents);
-  head.crc = crc32c(0, body.data(), body.size());
-  std::memcpy(body.data(), &head, sizeof head);
-  return body;
+  return encode({hop->id, depth, hop->peer, hop->contact, hop->relay}, stream.secret);
 }
 
 void ReadServer::done(Stream& stream) {

@@ -86,15 +86,6 @@ class Gathering {
   bool waited_ = false;
 };
 
-std::string encode(ReadRequest request, const std::vector<Extent>& extents, const std::string& more = {}) {
-  std::string rest;
-  append_extents(rest, extents);
-  rest += more;
-  request.count = static_cast<uint16_t>(extents.size());
-  request.crc = checksum(request, rest);
-  return std::string(reinterpret_cast<const char*>(&request), sizeof request) + rest;
-}
-
 }  // namespace
 
 uint32_t checksum(ReadRequest request, std::string_view rest) {
@@ -105,6 +96,71 @@ uint32_t checksum(ReadRequest request, std::string_view rest) {
 uint32_t checksum(ReadReply reply) {
   reply.crc = 0;
   return crc32c(0, &reply, sizeof reply);
+}
+
+std::string encode(ReadRequest request, const std::vector<Extent>& extents, const std::string& more) {
+  std::string rest;
+  append_extents(rest, extents);
+  rest += more;
+  request.count = static_cast<uint16_t>(extents.size());
+  request.crc = checksum(request, rest);
+  return std::string(reinterpret_cast<const char*>(&request), sizeof request) + rest;
+}
+
+bool take_request(std::string& in, ReadRequest& request, std::string& text) {
+  if (in.size() < sizeof request) return false;
+  std::memcpy(&request, in.data(), sizeof request);
+  if (request.magic != ReadRequest::kMagic) throw Error(Fault::corrupt, "a request cannot be read");
+  const size_t words_size = request.count * kExtentSize;
+  size_t size = sizeof request + words_size + (request.kind == ReadRequest::pull ? sizeof(RelayOffer) + words_size : 0);
+  if (in.size() < size) return false;
+  text = in.substr(sizeof request, size - sizeof request);
+  in.erase(0, size);
+  if (request.crc != checksum(request, text)) throw Error(Fault::corrupt, "a request changed on its way");
+  return true;
+}
+
+Descriptor parse_offer(const ReadRequest& request, std::string_view text, const Digest& secret, uint64_t& failed) {
+  RelayOffer offer;
+  std::memcpy(&offer, text.data(), sizeof offer);
+  Descriptor relay;
+  relay.claim = offer.claim;
+  relay.key = masked(offer.masked_key, secret, offer.claim);
+  relay.extents = read_extents(text.data() + sizeof offer, request.count);
+  failed = offer.failed;
+  return relay;
+}
+
+std::string encode(const RedirectTarget& target, const Digest& secret) {
+  const std::string &name = target.peer.name, &host = target.contact.at.host;
+  Redirect head{target.id, target.depth, target.claim.claim, masked(target.claim.key, secret, 2 * target.id + 1),
+                masked(target.contact.key, secret, 2 * target.id), target.peer.incarnation, target.contact.at.port,
+                static_cast<uint16_t>(name.size()), static_cast<uint16_t>(host.size()),
+                static_cast<uint16_t>(target.claim.extents.size()), 0, 0};
+  std::string body(reinterpret_cast<const char*>(&head), sizeof head);
+  body += name + host;
+  append_extents(body, target.claim.extents);
+  head.crc = crc32c(0, body.data(), body.size());
+  std::memcpy(body.data(), &head, sizeof head);
+  return body;
+}
+
+RedirectTarget parse_redirect(std::string body, const Digest& secret) {
+  Redirect head;
+  if (body.size() < sizeof head) throw Error(Fault::corrupt, "a redirect cannot be read");
+  std::memcpy(&head, body.data(), sizeof head);
+  uint32_t crc = head.crc;
+  head.crc = 0;
+  std::memcpy(body.data(), &head, sizeof head);
+  if (crc != crc32c(0, body.data(), body.size())) throw Error(Fault::lost, "the answer changed on its way");
+  if (body.size() != sizeof head + head.name_size + head.host_size + head.count * kExtentSize || !head.id) throw Error(Fault::corrupt, "a redirect cannot be read");
+  const char* at = body.data() + sizeof head;
+  RedirectTarget target{head.id, head.depth, {std::string(at, head.name_size), head.incarnation}, {}, {}};
+  target.contact = {{std::string(at + head.name_size, head.host_size), head.port}, masked(head.masked_contact_key, secret, 2 * head.id)};
+  target.claim.claim = head.claim;
+  target.claim.key = masked(head.masked_key, secret, 2 * head.id + 1);
+  target.claim.extents = read_extents(at + head.name_size + head.host_size, head.count);
+  return target;
 }
 
 void Relay::advance(uint64_t done) const {
@@ -274,20 +330,7 @@ Reads::Target Reads::receive_redirect(Stream& stream, uint64_t nbytes, const Pat
   if (nbytes < sizeof(Redirect) || nbytes > kMost) throw Error(Fault::corrupt, "a redirect of an impossible size");
   std::string body(nbytes, '\0');
   receive_all(stream.socket, body.data(), body.size(), patience);
-  Redirect head;
-  std::memcpy(&head, body.data(), sizeof head);
-  uint32_t crc = head.crc;
-  head.crc = 0;
-  std::memcpy(body.data(), &head, sizeof head);
-  if (crc != crc32c(0, body.data(), body.size())) throw Error(Fault::lost, "the answer changed on its way");
-  if (nbytes != sizeof head + head.name_size + head.host_size + head.count * kExtentSize || !head.id) throw Error(Fault::corrupt, "a redirect cannot be read");
-  const char* at = body.data() + sizeof head;
-  Target target{head.id, head.depth, {std::string(at, head.name_size), head.incarnation}, {}, {}};
-  target.contact = {{std::string(at + head.name_size, head.host_size), head.port}, masked(head.masked_contact_key, stream.secret, 2 * head.id)};
-  target.claim.claim = head.claim;
-  target.claim.key = masked(head.masked_key, stream.secret, 2 * head.id + 1);
-  target.claim.extents = read_extents(at + head.name_size + head.host_size, head.count);
-  return target;
+  return parse_redirect(std::move(body), stream.secret);
 }
 
 void Reads::retried(const std::string& why) const {

@@ -67,6 +67,13 @@ struct Relay {
   void fail() const;
 };
 
+struct RedirectTarget {
+  uint64_t id = 0, depth = 0;
+  Identity peer;
+  Contact contact;
+  Descriptor claim;
+};
+
 class Reads {
  public:
   static constexpr int kRetries = 3;  // without progress
@@ -104,12 +111,7 @@ class Reads {
     Activity& activity;
     uint64_t total = 0, done = 0;
   };
-  struct Target {  // of a redirect
-    uint64_t id = 0, depth = 0;
-    Identity peer;
-    Contact contact;
-    Descriptor claim;
-  };
+  using Target = RedirectTarget;
 
   void attempt(Stream& stream, ReadRequest request, const std::vector<Extent>& extents, Work& work, uint64_t failed, Target& target,
                const Patience& patience);
@@ -136,5 +138,15 @@ class Reads {
 
 uint32_t checksum(ReadRequest request, std::string_view rest);
 uint32_t checksum(ReadReply reply);
+
+// ----- what comes from peers, taken apart. All throw Fault::corrupt; `secret` is that of the stream.
+
+std::string encode(ReadRequest request, const std::vector<Extent>& extents, const std::string& more = {});
+// Takes the next request out of `in`, and what follows its head. False: not all of it is there.
+bool take_request(std::string& in, ReadRequest& request, std::string& text);
+// What follows the extents of a `pull`: what the reader will have, and the hop that failed it.
+Descriptor parse_offer(const ReadRequest& request, std::string_view text, const Digest& secret, uint64_t& failed);
+std::string encode(const RedirectTarget& target, const Digest& secret);
+RedirectTarget parse_redirect(std::string body, const Digest& secret);  // Throws Fault::lost too: it changed on its way
 
 }  // namespace tl

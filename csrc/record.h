@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "board.h"
 #include "crc32c.h"
 #include "error.h"
 
@@ -55,6 +56,16 @@ inline std::string make_record(RecordKind kind, std::initializer_list<uint64_t> 
   if (!text.empty()) std::memcpy(body + words.size() * sizeof(uint64_t), text.data(), text.size());
   seal(record);
   return record;
+}
+
+// The body of a notice; returns the name. Throws Fault::corrupt.
+inline std::string parse_notice(std::string_view body, Notice& notice) {
+  uint64_t words[2];
+  if (body.size() >= sizeof words) std::memcpy(words, body.data(), sizeof words);
+  if (body.size() < sizeof words || words[1] >= BoardSlot::kName || body.size() - sizeof words < words[1])
+    throw Error(Fault::corrupt, "a notice cannot be read");
+  notice = {words[0], std::string(body.substr(sizeof words + words[1]))};
+  return std::string(body.substr(sizeof words, words[1]));
 }
 
 // Takes a stream apart. Bytes are received straight into its buffer.

@@ -190,12 +190,12 @@ void TcpConnection::on_record(RecordKind kind, std::string_view body, const Inta
     return ring();  // somebody may wait for credit
   }
   if (dialled_ && kind == RecordKind::notice) {
-    if (body.size() < sizeof words || words[1] >= BoardSlot::kName || body.size() < sizeof words + words[1]) throw Error(Fault::corrupt, "a notice cannot be read");
-    std::string name(body.substr(sizeof words, words[1]));
+    Notice told;
+    std::string name = parse_notice(body, told);
     {
       std::lock_guard lock(notice_mutex_);
       if (notices_.size() >= Board::kSlots && !notices_.count(name)) throw Error(Fault::corrupt, "a peer publishes under too many names");
-      notices_[name] = {words[0], std::string(body.substr(sizeof words + words[1]))};
+      notices_[name] = std::move(told);
     }
     return ring();
   }

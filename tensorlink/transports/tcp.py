@@ -80,7 +80,8 @@ class TcpAddress:
             address = cls(fields["host"], fields["port"], fields["key"], fields.get("tls") is True)
             good = isinstance(address.host, str) and type(address.port) is int and 0 < address.port < 1 << 16
             ipaddress.ip_address(address.host)
-            if good and len(bytes.fromhex(address.key)) == _KEY_BYTES:
+            # The zone of an IPv6 address may hold anything.
+            if good and address.host.isprintable() and len(bytes.fromhex(address.key)) == _KEY_BYTES:
                 return address
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             pass
