@@ -432,6 +432,10 @@ void bind_engine(nb::module_& module) {
       .def("dial", [](Engine& e, const std::string& host, uint16_t port, nb::bytes key, const std::string& name, uint64_t incarnation, double timeout_s) {
         Contact to{{host, port}, to_key(key)};
         Patience patience{deadline_of(timeout_s)};
+        patience.look = [&e, main = in_main_thread()] {
+          if (e.closed()) throw Error(Fault::closed, "the endpoint was shut down");
+          if (main) look_for_signals();
+        };
         Released released;
         return e.tcp().connect(to, {name, incarnation}, patience);
       }, "host"_a, "port"_a, "key"_a, "name"_a, "incarnation"_a, "timeout_s"_a)
