@@ -297,9 +297,9 @@ class Links:
         for transport in candidates:
             left = self._left(deadline, peer, "connect")
             last = transport is candidates[-1]
-            dial = functools.partial(transport.connect, peer, addresses[transport.name], None)
+            address = addresses[transport.name]
             try:
-                found = patiently(dial, left if last else min(left, _TRY_S), stop)
+                found = transport.connect(peer, address, None, left if last else min(left, _TRY_S), stop)
             except PeerRestartedError:
                 raise
             except (PeerLostError, TransportError, TransferTimeoutError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import queue
 import signal
 import socket
@@ -14,6 +15,8 @@ import numpy as np
 import pytest
 
 import tensorlink as tl
+from tensorlink import _core
+from tensorlink.testing.faults import Relay
 from tensorlink.testing.pairs import Side
 from tensorlink.transports.tcp import TcpAddress
 from tensorlink.types import PeerId
@@ -103,12 +106,12 @@ def test_who_waits_for_another_thread_to_connect_has_a_deadline_too(spawn: Calla
 
 
 @contextlib.contextmanager
-def a_port_that_says_nothing() -> Iterator[tuple[Side, Callable[[], None]]]:
-    """A side, and how it connects there."""
+def a_port_that_says_nothing() -> Iterator[tuple[Side, Callable[..., None]]]:
+    """A side, and how it connects there, until a stop."""
     near = Side("tcp", "near", 1)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         there = TcpAddress("127.0.0.1", mute.getsockname()[1], "00" * 16).encode()
-        yield near, lambda: near.connect(PeerId("far", 1), there, DEADLINE_S)
+        yield near, lambda stop=None: near.transport.connect(PeerId("far", 1), there, None, DEADLINE_S, stop)
     near.shutdown()
 
 
@@ -132,6 +135,31 @@ def test_its_engine_is_closed_while_it_connects() -> None:
             connect()
         timer.join()
         assert time.monotonic() - began < GRACE_S
+
+
+def test_a_cancel_while_it_connects() -> None:
+    with a_port_that_says_nothing() as (_, connect):
+        stop, began = _core.Stop(), time.monotonic()
+        timer = threading.Timer(0.1, stop.set)
+        timer.start()
+        with pytest.raises(tl.TransferCancelledError):
+            connect(stop)
+        timer.join()
+        assert time.monotonic() - began < GRACE_S
+
+
+def test_who_may_be_cancelled_has_all_its_time_for_a_slow_handshake() -> None:
+    """It takes longer than a cancel would."""
+    both = {"transports": "tcp", "token": SILENT["TENSORLINK_TOKEN"]}
+    with tl.init("owner", **both) as owner, tl.init("reader", **both) as reader:
+        transport = owner._links.transports["tcp"]
+        address = TcpAddress.decode(transport.address())
+        with Relay("127.0.0.1", address.port) as relay:
+            told = dataclasses.replace(address, port=relay.port).encode()
+            transport.address = lambda: told  # type: ignore[method-assign]
+            relay.delay(0.3)
+            assert reader.iget(owner.put(np.ones(10, np.uint8)), timeout=DEADLINE_S).wait(DEADLINE_S).all()
+            relay.heal()
 
 
 def test_a_shutdown_ends_what_waits_for_a_silent_owner(spawn: Callable[..., Peer]) -> None:
