@@ -180,7 +180,8 @@ void ShmPort::add(const std::shared_ptr<ShmConnection>& connection) {
   engine_.add(connection, *this, fds);
 }
 
-std::shared_ptr<Connection> ShmPort::connect(const std::string& path, Key key, const Identity& peer, int64_t deadline_ns) {
+std::shared_ptr<Connection> ShmPort::connect(const std::string& path, Key key, const Identity& peer, int64_t deadline_ns, const Stop* stop) {
+  constexpr int64_t kSliceMs = 100;
   Activity activity(engine_.flight(), {"connect", "handshake", peer.name, peer.incarnation, "shm"});
   sockaddr_un address = unix_address(path);
   Fd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -188,6 +189,7 @@ std::shared_ptr<Connection> ShmPort::connect(const std::string& path, Key key, c
   while (::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) {
     if (errno != EAGAIN && errno != EINTR) throw Error(Fault::lost, "cannot connect to " + peer.name + ": " + std::strerror(errno), errno);
     if (now_ns() > deadline_ns) throw Error(Fault::timeout, peer.name + " accepts no connection");
+    if (stop && stop->flag) throw Error(Fault::cancelled, "cancelled");
     ::poll(nullptr, 0, 1);  // its queue of connections is full
   }
   Fd half_fd;
@@ -205,8 +207,9 @@ std::shared_ptr<Connection> ShmPort::connect(const std::string& path, Key key, c
     if (received == Received::end) throw Error(Fault::lost, peer.name + " closed the connection");
     int64_t left = deadline_ns - now_ns();
     if (left <= 0) throw Error(Fault::timeout, peer.name + " does not answer");
+    if (stop && stop->flag) throw Error(Fault::cancelled, "cancelled");
     pollfd poll{socket.get(), POLLIN, 0};
-    if (::poll(&poll, 1, static_cast<int>(std::min<int64_t>(left / 1'000'000 + 1, 1000))) < 0 && errno == EINTR)
+    if (::poll(&poll, 1, static_cast<int>(std::min(left / 1'000'000 + 1, kSliceMs))) < 0 && errno == EINTR)
       throw Error(Fault::interrupted, "interrupted");
   }
   if (answer.kind != NoteKind::welcome) throw Error(Fault::refused, answer.text);

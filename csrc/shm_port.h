@@ -4,6 +4,7 @@
 
 #include "port.h"
 #include "shm_connection.h"
+#include "stop.h"
 
 namespace tl {
 
@@ -14,8 +15,8 @@ class ShmPort : public Port {
   // Listens on the unix socket `path`; whoever connects must show `key`.
   ShmPort(Engine& engine, std::string path, Key key);
 
-  // Any thread. Blocks until the deadline. Throws Fault::lost, refused, timeout.
-  std::shared_ptr<Connection> connect(const std::string& path, Key key, const Identity& peer, int64_t deadline_ns);
+  // Any thread. Blocks until the deadline. Throws Fault::lost, refused, timeout, cancelled.
+  std::shared_ptr<Connection> connect(const std::string& path, Key key, const Identity& peer, int64_t deadline_ns, const Stop* stop);
 
   void start() override;
   bool on_event(int fd, uint32_t events) override;

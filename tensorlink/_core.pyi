@@ -327,7 +327,7 @@ class Engine:
     def flight(self) -> Flight:
         """Its flight recorder."""
 
-    def connect(self, path: str, key: bytes, name: str, incarnation: int, timeout_s: float) -> Connection: ...
+    def connect(self, path: str, key: bytes, name: str, incarnation: int, timeout_s: float, stop: Stop | None = None) -> Connection: ...
 
     def secure(self, cert: str, key: str, ca: str, name: str) -> None:
         """
@@ -341,7 +341,7 @@ class Engine:
     def listen(self, host: str, first: int, last: int) -> int:
         """Listens for other hosts at a numeric address; returns the port. Once."""
 
-    def dial(self, host: str, port: int, key: bytes, name: str, incarnation: int, timeout_s: float) -> Connection: ...
+    def dial(self, host: str, port: int, key: bytes, name: str, incarnation: int, timeout_s: float, stop: Stop | None = None) -> Connection: ...
 
     def limit(self, bytes_per_s: int) -> None:
         """What is sent to one other host's peer at most; 0: as fast as it goes."""

@@ -76,6 +76,7 @@ class Links:
         self._links: dict[str, PeerLink] = {}
         self._locks: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
+        self._dialling: set[PeerClient] = set()
         self._closed = False
         self._load(site)
 
@@ -194,18 +195,21 @@ class Links:
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            links = list(self._links.values())
+            clients = [link.client for link in self._links.values()] + list(self._dialling)
             self._links.clear()
-        for link in links:
-            link.client.close()
+        for client in clients:
+            client.close()
         for transport in self.transports.values():
             transport.close()
 
     def _lock_of(self, name: str) -> threading.Lock:
         with self._lock:
-            if self._closed:
-                raise ClosedError("the endpoint was shut down")
+            self._check_open()
             return self._locks.setdefault(name, threading.Lock())
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the endpoint was shut down")
 
     @contextlib.contextmanager
     def _turn(self, peer: PeerId, deadline: float, stop: _core.Stop | None) -> Iterator[None]:
@@ -218,6 +222,7 @@ class Links:
             _check_stop(stop)
             self._left(deadline, peer, "connect")
         try:
+            self._check_open()
             yield
         finally:
             lock.release()
@@ -258,6 +263,9 @@ class Links:
         token = self._settings.token
         client = PeerClient(address, peer=peer.name, me=self.me, token=token, certificates=self._certificates)
         try:
+            with self._lock:
+                self._check_open()
+                self._dialling.add(client)
             with doing(self._engine.flight, "connect", peer.name, "hello"):
                 hello = self._hello(client, peer, deadline, stop)
                 connection = self._connect_fastest(peer, hello.connect, client, deadline, stop)
@@ -269,6 +277,8 @@ class Links:
         except BaseException:
             client.close()
             raise
+        finally:
+            self._dialling.discard(client)
         lane = connection.lane()
         near = lane is not None and lane.pid != 0
         return PeerLink(peer, connection, client, None if self._settings.control == "grpc" else lane, near)
@@ -287,9 +297,9 @@ class Links:
         for transport in candidates:
             left = self._left(deadline, peer, "connect")
             last = transport is candidates[-1]
-            dial = functools.partial(transport.connect, peer, addresses[transport.name], None)
+            address = addresses[transport.name]
             try:
-                found = patiently(dial, left if last else min(left, _TRY_S), stop)
+                found = transport.connect(peer, address, None, left if last else min(left, _TRY_S), stop)
             except PeerRestartedError:
                 raise
             except (PeerLostError, TransportError, TransferTimeoutError) as error:

@@ -433,11 +433,11 @@ void bind_engine(nb::module_& module) {
       .def("close", &Engine::close, nb::call_guard<Released>())
       .def_prop_ro("closed", &Engine::closed)
       .def_prop_ro("flight", [](Engine& e) { return e.flight(); }, "Its flight recorder.")
-      .def("connect", [](Engine& e, const std::string& path, nb::bytes key, const std::string& name, uint64_t incarnation, double timeout_s) {
+      .def("connect", [](Engine& e, const std::string& path, nb::bytes key, const std::string& name, uint64_t incarnation, double timeout_s, Stop* stop) {
         Key k = to_key(key);
         Released released;
-        return e.shm().connect(path, k, {name, incarnation}, deadline_of(timeout_s));
-      }, "path"_a, "key"_a, "name"_a, "incarnation"_a, "timeout_s"_a)
+        return e.shm().connect(path, k, {name, incarnation}, deadline_of(timeout_s), stop);
+      }, "path"_a, "key"_a, "name"_a, "incarnation"_a, "timeout_s"_a, "stop"_a = nb::none())
       .def("secure", [](Engine& e, const std::string& cert, const std::string& key, const std::string& ca, const std::string& name) {
         e.tcp().secure(std::make_shared<const Tls>(cert, key, ca, name));
       }, "cert"_a, "key"_a, "ca"_a, "name"_a,
@@ -445,12 +445,21 @@ void bind_engine(nb::module_& module) {
       .def_prop_ro("secured", [](Engine& e) { return e.tcp().secured(); }, "Whether TCP streams are inside TLS.")
       .def("listen", [](Engine& e, const std::string& host, uint16_t first, uint16_t last) { return e.tcp().listen(host, first, last); },
            "host"_a, "first"_a, "last"_a, "Listens for other hosts at a numeric address; returns the port. Once.")
-      .def("dial", [](Engine& e, const std::string& host, uint16_t port, nb::bytes key, const std::string& name, uint64_t incarnation, double timeout_s) {
+      .def("dial", [](Engine& e, const std::string& host, uint16_t port, nb::bytes key, const std::string& name, uint64_t incarnation, double timeout_s, Stop* stop) {
         Contact to{{host, port}, to_key(key)};
-        Patience patience{deadline_of(timeout_s)};
+        Patience patience{deadline_of(timeout_s), stop};
+        patience.look = [&e, main = in_main_thread()] {
+          if (e.closed()) throw Error(Fault::closed, "the endpoint was shut down");
+          if (main) look_for_signals();
+        };
         Released released;
-        return e.tcp().connect(to, {name, incarnation}, patience);
-      }, "host"_a, "port"_a, "key"_a, "name"_a, "incarnation"_a, "timeout_s"_a)
+        try {
+          return e.tcp().connect(to, {name, incarnation}, patience);
+        } catch (const Error&) {
+          if (patience.stopped()) throw Error(Fault::cancelled, "cancelled");  // which looks like the end of the stream
+          throw;
+        }
+      }, "host"_a, "port"_a, "key"_a, "name"_a, "incarnation"_a, "timeout_s"_a, "stop"_a = nb::none())
       .def("limit", [](Engine& e, uint64_t bytes_per_s) { e.tcp().server().limit(bytes_per_s); }, "bytes_per_s"_a,
            "What is sent to one other host's peer at most; 0: as fast as it goes.")
       .def("verify", &Engine::verify, "on"_a, "Whether everything that is stored from now on gets a checksum.")

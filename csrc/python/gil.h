@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 
 #include <cxxabi.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 namespace tl::python {
@@ -24,5 +25,13 @@ class Released {
  private:
   PyThreadState* state_;
 };
+
+inline bool in_main_thread() { return ::syscall(SYS_gettid) == ::getpid(); }
+
+// In the main thread, while the lock is given up: lets handlers of signals run. Throws what they raise, so Ctrl-C ends a wait.
+inline void look_for_signals() {
+  nanobind::gil_scoped_acquire held;
+  if (PyErr_CheckSignals() != 0) throw nanobind::python_error();
+}
 
 }  // namespace tl::python

@@ -11,14 +11,6 @@ namespace {
 // Below this the bytes are brought into memory of their own: a block of the pool is worth more.
 constexpr uint64_t kPoolFrom = 64u << 10;
 constexpr uint64_t kAlign = 64;
-
-// In the main thread signals are looked for: Ctrl-C ends the wait.
-void look() {
-  nb::gil_scoped_acquire held;
-  if (PyErr_CheckSignals() != 0) throw nb::python_error();
-}
-
-bool in_main_thread() { return ::syscall(SYS_gettid) == ::getpid(); }
 }  // namespace
 
 RemoteView::RemoteView(Engine& engine, const std::shared_ptr<TcpConnection>& connection, Descriptor descriptor)
@@ -43,7 +35,7 @@ void RemoteView::begin_relay() {
 
 void RemoteView::bring(const std::vector<tl::Extent>& extents, const std::vector<Sink>& sinks, const Limit& limit, const Relay* relay) {
   Patience patience{deadline_of(limit.timeout_s), limit.stop};
-  if (in_main_thread()) patience.look = look;
+  if (in_main_thread()) patience.look = look_for_signals;
   Released released;
   try {
     tcp_->reads().read(descriptor_, extents, sinks, patience, relay);

@@ -39,6 +39,8 @@ class Certificates:
     cert: bytes
     key: bytes = field(repr=False)
     ca: bytes
+    probe: ssl.SSLContext = field(repr=False, compare=False)
+    """The same for a call by the standard library: what lies in the files by now may be something else."""
 
     @classmethod
     def load(cls, settings: Settings) -> Certificates | None:
@@ -50,15 +52,16 @@ class Certificates:
             return None
         files = (settings.tls_cert, settings.tls_key, settings.tls_ca)
         try:
-            loaded = cls((*files, NAME), *(Path(name).read_bytes() for name in files))
-            _shake_hands(loaded.context(ssl.PROTOCOL_TLS_CLIENT), loaded.context(ssl.PROTOCOL_TLS_SERVER))
+            cert, key, ca = (Path(name).read_bytes() for name in files)
+            client, server = (_own(files, end) for end in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER))
+            _shake_hands(client, server)
         except ssl.SSLCertVerificationError as error:
             raise _useless(f"{files[0]} is refused by {files[2]}: {error.verify_message}") from None
         except ssl.SSLError as error:
             raise _useless(f"{' and '.join(files)} can't be used: {error.reason or error}") from None
         except OSError as error:
             raise _useless(f"cannot read {error.filename}: {error.strerror}") from None
-        return loaded
+        return cls((*files, NAME), cert, key, ca, client)
 
     def channel(self) -> grpc.ChannelCredentials:
         """For calls; `NAME` must override the target's name."""
@@ -68,14 +71,15 @@ class Certificates:
         """For a port whose callers must show a certificate of the CA."""
         return grpc.ssl_server_credentials([(self.key, self.cert)], self.ca, require_client_auth=True)
 
-    def context(self, protocol: int) -> ssl.SSLContext:
-        """The same for the standard library. Raises: OSError, of which ssl.SSLError is one."""
-        cert, key, ca, _ = self.files
-        context = _context(protocol)
-        context.load_cert_chain(cert, key, password=lambda: b"")  # rather fail than ask a terminal
-        context.load_verify_locations(ca)
-        context.verify_mode = ssl.CERT_REQUIRED
-        return context
+
+def _own(files: tuple[str, str, str], protocol: int) -> ssl.SSLContext:
+    """Raises: OSError, of which ssl.SSLError is one."""
+    cert, key, ca = files
+    context = _context(protocol)
+    context.load_cert_chain(cert, key, password=lambda: b"")  # rather fail than ask a terminal
+    context.load_verify_locations(ca)
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
 
 
 def _context(protocol: int) -> ssl.SSLContext:
@@ -132,7 +136,7 @@ def _refusal(target: str) -> str:
 def _tried(target: str, certificates: Certificates | None) -> str | None:
     """Raises: OSError: nothing can be said."""
     if certificates:
-        context = certificates.context(ssl.PROTOCOL_TLS_CLIENT)
+        context = certificates.probe
     else:
         context = _context(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

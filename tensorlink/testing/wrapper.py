@@ -297,10 +297,17 @@ class FaultyTransport(Transport):
     def reaches(self, local: bytes, remote: bytes) -> str | None:
         return self.inner.reaches(local, remote)
 
-    def connect(self, peer: PeerId, address: bytes, mailbox: Mailbox | None, timeout: float) -> Connection:
-        left = self.dice.before(peer, self.name, "connect", timeout, lambda: True)
+    def connect(
+        self,
+        peer: PeerId,
+        address: bytes,
+        mailbox: Mailbox | None,
+        timeout: float,
+        stop: _core.Stop | None = None,
+    ) -> Connection:
+        left = self.dice.before(peer, self.name, "connect", timeout, lambda: stop is None or not stop.is_set())
         box = None if mailbox is None else FaultyMailbox(mailbox, self.dice)
-        connection = FaultyConnection(self.inner.connect(peer, address, box, left), self)
+        connection = FaultyConnection(self.inner.connect(peer, address, box, left, stop), self)
         self._connections.add(connection)
         return connection
 

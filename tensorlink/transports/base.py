@@ -193,11 +193,19 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def connect(self, peer: PeerId, address: bytes, mailbox: Mailbox | None, timeout: float) -> Connection:
-        """Connects to a peer, within `timeout` seconds.
+    def connect(
+        self,
+        peer: PeerId,
+        address: bytes,
+        mailbox: Mailbox | None,
+        timeout: float,
+        stop: _core.Stop | None = None,
+    ) -> Connection:
+        """Connects to a peer, within `timeout` seconds, and gives up within one once `stop` is set.
 
         Raises: PeerLostError: nobody is there; PeerRestartedError: another incarnation is; AuthenticationError: the key
-        in the address is wrong; CorruptTransferError: `address` is none; TransferTimeoutError; ClosedError: after `close`.
+        in the address is wrong; CorruptTransferError: `address` is none; TransferTimeoutError; TransferCancelledError:
+        `stop` was set; ClosedError: after `close`.
         """
 
     @abstractmethod

@@ -179,13 +179,20 @@ class EngineTransport(Transport):
         self._connections: weakref.WeakSet[EngineConnection] = weakref.WeakSet()
 
     @abstractmethod
-    def _dial(self, peer: PeerId, address: bytes, timeout: float) -> _core.Connection: ...
+    def _dial(self, peer: PeerId, address: bytes, timeout: float, stop: _core.Stop | None) -> _core.Connection: ...
 
-    def connect(self, peer: PeerId, address: bytes, mailbox: Mailbox | None, timeout: float) -> EngineConnection:
+    def connect(
+        self,
+        peer: PeerId,
+        address: bytes,
+        mailbox: Mailbox | None,
+        timeout: float,
+        stop: _core.Stop | None = None,
+    ) -> EngineConnection:
         try:
             if self._closed:
                 raise ClosedError("the transport is closed")
-            native = self._dial(peer, address, timeout)
+            native = self._dial(peer, address, timeout, stop)
         except TensorLinkError as error:
             if isinstance(error, AuthenticationError) and "restarted" in error.message:
                 error = PeerRestartedError(f"{peer.name} has restarted")

@@ -42,7 +42,7 @@ class TcpTransport(EngineTransport):
             TcpAddress.decode(address)
         return None
 
-    def _dial(self, peer: PeerId, address: bytes, timeout: float) -> _core.Connection:
+    def _dial(self, peer: PeerId, address: bytes, timeout: float, stop: _core.Stop | None) -> _core.Connection:
         to = TcpAddress.decode(address)
         if to.tls != self.site.engine.secured:
             who, lacks = (
@@ -50,7 +50,8 @@ class TcpTransport(EngineTransport):
             )
             raise AuthenticationError(f"{who} takes nothing but TLS, and {lacks}", hint=_HINT)
         try:
-            return self.site.engine.dial(to.host, to.port, bytes.fromhex(to.key), peer.name, peer.incarnation, timeout)
+            key = bytes.fromhex(to.key)
+            return self.site.engine.dial(to.host, to.port, key, peer.name, peer.incarnation, timeout, stop)
         except AuthenticationError as error:
             if "certificate" in error.message or "TLS" in error.message:
                 error.hint = _HINT

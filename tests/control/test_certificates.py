@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import tensorlink as tl
 from tensorlink import network
 from tensorlink.control import Certificates, PeerClient, PeerServer, list_peers, serve
+from tensorlink.control.certificates import _own
 from tensorlink.settings import Settings
 from tensorlink.types import PeerId
 from tests.authority import Authority, Tap, authority, other
@@ -86,7 +88,23 @@ def test_callers_without_a_fitting_certificate(server: PeerServer, authority: Au
 def unchecked(environment: dict[str, str]) -> Certificates:
     settings = Settings.load(environment)
     files = (settings.tls_cert or "", settings.tls_key or "", settings.tls_ca or "")
-    return Certificates((*files, "tensorlink"), *(Path(path).read_bytes() for path in files))
+    probe = _own(files, ssl.PROTOCOL_TLS_CLIENT)
+    cert, key, ca = (Path(path).read_bytes() for path in files)
+    return Certificates((*files, "tensorlink"), cert, key, ca, probe)
+
+
+def test_why_it_is_refused_though_the_files_are_new_ones(server: PeerServer, other: Authority, tmp_path: Path) -> None:
+    """A process goes on with the certificates that it began with, and the reason is theirs."""
+    own, successor = Authority(tmp_path).issue("own"), other.issue("successor")
+    certificates = load(own)
+    for variable, file in own.items():
+        Path(file).write_bytes(Path(successor[variable]).read_bytes())
+    with pytest.raises(tl.AuthenticationError, match="certificate of .* is refused here"):
+        ping(far(server), certificates)
+    for file in own.values():
+        Path(file).unlink()
+    with pytest.raises(tl.AuthenticationError, match="certificate of .* is refused here"):
+        ping(far(server), certificates)
 
 
 def test_a_listener_without_tls(good: dict[str, str], run_dir: Path) -> None:
