@@ -63,7 +63,7 @@ Heard hear(std::string_view hello, const Nonce& ours, const Key& key);
 std::string answer(const Heard& heard, const Nonce& ours, const Key& key, const std::string& refusal, uint64_t received);
 
 // Of what is answered, for the dialler: its bytes, as with hello_size(); the number of the last message that was received.
-// Throws Fault::refused: the key is wrong, or what the acceptor says.
+// Throws Fault::refused: the key is wrong, or what the acceptor says; transport: it has no room.
 size_t welcome_size(std::string_view so_far);
 uint64_t welcomed(std::string_view welcome, const Nonce& theirs, const Nonce& ours, const Key& key);
 // What a dialler says. In answer to the nonce `theirs`.

@@ -58,7 +58,8 @@ bool good(Parse parse) {
     parse();
     return true;
   } catch (const Error& error) {
-    EXPECT(error.fault == Fault::corrupt || error.fault == Fault::refused || error.fault == Fault::lost || error.fault == Fault::stale);
+    EXPECT(error.fault == Fault::corrupt || error.fault == Fault::refused || error.fault == Fault::lost || error.fault == Fault::stale ||
+           error.fault == Fault::transport);
     return false;
   }
 }
