@@ -240,9 +240,10 @@ class WeightSubscriber:
         already.
 
         Without `min_version` it waits only for a first version to exist, and follows a publisher that has restarted.
-        With it, it waits for at least that version. `timeout=None` waits without end. All of one version arrives, or an
-        error is raised and `into` is as it was: once the local copy has begun it runs to its end, whatever the
-        deadline. With `stream=True` deadline and cancel count during the copy too, and then `into` may be a mixture.
+        With it, it waits for at least that version; whoever was told of one, by a message say, asks for it so, as news of
+        versions takes its own way to other hosts. `timeout=None` waits without end. All of one version arrives, or an error
+        is raised and `into` is as it was: once the local copy has begun it runs to its end, whatever the deadline. With
+        `stream=True` deadline and cancel count during the copy too, and then `into` may be a mixture.
 
         "Holds it already" goes by number: what this process itself wrote into `into` is overwritten only by a newer
         version.

@@ -297,8 +297,7 @@ def test_parameters_are_filled_in_place_wherever_they_are_now(trainer: tl.Endpoi
         for parameter in model.parameters():
             parameter -= 0.1 * parameter.grad
     copy.weight.data = torch.empty(3, 5)  # its memory moves
-    publisher.publish()
-    subscriber.pull()
+    subscriber.pull(min_version=publisher.publish())
     assert torch.equal(model(x), copy(x))
 
 
