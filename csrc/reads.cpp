@@ -17,7 +17,7 @@ constexpr size_t kReceiveParts = 1024;     // of one recvmsg
 constexpr size_t kMaxIdle = 4;
 constexpr int kMaxHops = 16;
 constexpr uint64_t kGather = 2u << 20;  // bytes that are worth a wake-up
-constexpr int64_t kGatherNs = 1'000'000;
+constexpr int64_t kGatherNs = 5'000'000;
 constexpr int64_t kStall = 1'000'000'000;
 constexpr int64_t kLook = 50'000'000;  // what keeps coming must not keep a signal waiting
 

@@ -12,7 +12,7 @@ from tests.peer import ROOT
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seconds", [15, pytest.param(60, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("seconds", [10, pytest.param(60, marks=pytest.mark.soak)])
 def test_everything_at_once(seconds: int) -> None:
     command = [sys.executable, "-m", "bench.soak", "--minutes", str(seconds / 60), "--seed", "1"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)

@@ -20,7 +20,7 @@ ENGINE = {"tcp"}  # suites that need the whole engine, which takes minutes to co
 SMALL = ("arena.cpp", "crc32c.cpp", "flight.cpp", "hmac.cpp", "inbox.cpp", "point.cpp", "segments.cpp")
 COMMON = ["-std=c++17", "-g1", "-Wall", "-Wextra", "-fno-strict-aliasing", "-pthread", f"-I{CSRC}"]
 FLAVOURS = {
-    "plain": ["-O1"],
+    "plain": ["-O0"],
     "thread": ["-O1", "-fsanitize=thread", "-Wno-tsan"],
     "address": ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
 }
