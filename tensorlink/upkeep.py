@@ -126,9 +126,8 @@ class Upkeep:
         """Tells the control client when the native heartbeat finds that the lease or the coordinator is gone."""
         if self._engine.heartbeat_state() not in (_REJECTED, _UNREACHABLE):
             self._ask_at = 0.0
-        elif (
-            time.monotonic() >= self._ask_at
-        ):  # again and again: the new lease may have run out, or be unknown there by now
+        elif time.monotonic() >= self._ask_at:
+            # Again and again: the new lease may have run out, or be unknown there by now.
             self._ask_at = time.monotonic() + _AGAIN_S
             self._control.rejoin_needed()
 

@@ -439,9 +439,8 @@ class WeightSubscriber:
     def _connect(self, limit: _Limit, most: float = _FIND_SLICE_S) -> _Source:
         info = self._endpoint._control.find(_service(self.name), max(limit.slice(most), 0.001))
         left = limit.left()
-        timeout = (
-            self._endpoint.settings.timeout if left < 0 else max(left, _FIND_SLICE_S)
-        )  # a look at 0 s connects too
+        # A look at 0 s connects too.
+        timeout = self._endpoint.settings.timeout if left < 0 else max(left, _FIND_SLICE_S)
         return self._connect_to(info.id, info.address, timeout, limit.stop)
 
     def _connect_to(self, peer: PeerId, address: str, timeout: float, stop: _core.Stop | None = None) -> _Source:

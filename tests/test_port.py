@@ -20,9 +20,10 @@ from tensorlink.control import PeerClient
 from tensorlink.network import join_address
 from tensorlink.transports.tcp import TcpAddress
 from tests.cluster import TOKEN, get
+from tests.joined import Pair, joined, let_go
 from tests.peer import DEADLINE_S, Nursery, Peer, eventually, kept, nursery
 
-__all__ = ["nursery"]
+__all__ = ["let_go", "nursery"]
 
 ENVIRONMENT = {"TENSORLINK_TRANSPORTS": "tcp", "TENSORLINK_TOKEN": TOKEN}
 MAGIC, LANE = 0x31534C54, 1
@@ -38,23 +39,10 @@ def home(_isolated_session: None) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def pair(nursery: Nursery, home: dict[str, str]) -> Iterator[tuple[tl.Endpoint, Peer]]:
+def pair(nursery: Nursery, home: dict[str, str]) -> Iterator[Pair]:
     """The endpoint `a` of this process, whose port is knocked at, and its peer `b`."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in home.items():
-            patch.setenv(name, value)
-        child = nursery.start()
-        with tl.init("a") as a:
-            child.call(tl.init, "b")
-            yield a, child
-            child.call(tl.shutdown)
-        child.close()
-
-
-@pytest.fixture(autouse=True)
-def _let_go(request: pytest.FixtureRequest) -> Iterator[None]:
-    yield
-    request.node.funcargs.pop("pair", None)  # pytest would keep it beyond the module's check for leaks
+    with joined(nursery, home) as both:
+        yield both
 
 
 @pytest.fixture

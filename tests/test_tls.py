@@ -20,12 +20,12 @@ from tensorlink.testing.pairs import Side, digest, pattern
 from tensorlink.transports.tcp import TcpAddress
 from tests.authority import Authority, Tap, authority, other
 from tests.cluster import get, put, receive, send
-from tests.peer import DEADLINE_S, Nursery, Peer, eventually, kept, nursery
+from tests.joined import Pair, joined, let_go
+from tests.peer import DEADLINE_S, Nursery, eventually, kept, nursery
 
-__all__ = ["authority", "nursery", "other"]
+__all__ = ["authority", "let_go", "nursery", "other"]
 
 MIB = 1 << 20
-Pair = tuple[tl.Endpoint, Peer]
 
 
 @pytest.fixture(scope="module")
@@ -41,21 +41,8 @@ def home(authority: Authority) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def pair(nursery: Nursery, home: dict[str, str]) -> Iterator[Pair]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in home.items():
-            patch.setenv(name, value)
-        child = nursery.start()
-        with tl.init("a") as a:
-            child.call(tl.init, "b")
-            yield a, child
-            child.call(tl.shutdown)
-        child.close()
-
-
-@pytest.fixture(autouse=True)
-def _let_go(request: pytest.FixtureRequest) -> Iterator[None]:
-    yield
-    request.node.funcargs.pop("pair", None)  # pytest would keep it beyond the module's check for leaks
+    with joined(nursery, home) as both:
+        yield both
 
 
 def address(a: tl.Endpoint) -> TcpAddress:

@@ -7,32 +7,19 @@ import contextlib
 import gc
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import tensorlink as tl
-from tests.peer import DEADLINE_S, Nursery, Peer, kept, nursery, say, spawn
+from tests.joined import Pair, pair
+from tests.peer import DEADLINE_S, Peer, kept, nursery, say, spawn
 
-__all__ = ["nursery", "spawn"]
+__all__ = ["nursery", "pair", "spawn"]
 
 MIB = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def pair(nursery: Nursery) -> Iterator[tuple[tl.Endpoint, Peer]]:
-    """An endpoint `a` of this process, and a child that is the peer `b`."""
-    child = nursery.start()
-    with tl.init("a") as a:
-        child.call(tl.init, "b")
-        yield a, child
-        child.call(tl.shutdown)
-    child.close()
-
-
-Pair = tuple[tl.Endpoint, Peer]
 
 
 # What the children do

@@ -16,6 +16,7 @@
 #include "../notes.h"
 #include "../record.h"
 #include "../ring.h"
+#include "../test/random.h"
 #include "core.cpp"
 #include "fuzz.h"
 
@@ -105,22 +106,9 @@ void attempt(Run run, const std::string& input) {
 
 // ----- changes
 
-// Source: Marsaglia, "Xorshift RNGs", 2003.
-class Random {
- public:
-  explicit Random(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15u + 1) {}
-  uint64_t next() {
-    state_ ^= state_ << 13;
-    state_ ^= state_ >> 7;
-    return state_ ^= state_ << 17;
-  }
-  uint64_t below(uint64_t n) { return next() % n; }
-
- private:
-  uint64_t state_;
-};
-
 // Sizes, counts and offsets are where it hurts: their ends, powers of two, and what stands just beside them.
+using tl::test::Random;
+
 uint64_t interesting(Random& random) {
   const uint64_t power = uint64_t{1} << random.below(64);
   const uint64_t numbers[] = {0, power, power - 1, power + 1, ~uint64_t{0} - random.below(16), random.below(300), random.next()};

@@ -394,8 +394,6 @@ void bind_traffic(Class& engine) {
       .def_prop_ro("queued", [](Engine& e) { return e.inbox().queued(); });
 }
 
-}  // namespace
-
 void bind_throttle(nb::module_& module) {
   auto ns = [](double s) { return static_cast<int64_t>(s * 1e9); };
   nb::class_<Throttle> throttle(module, "Throttle", "Failed attempts to come in, by origin; keeps nobody out. The time, in seconds, is given.");
@@ -410,6 +408,8 @@ void bind_throttle(nb::module_& module) {
   throttle.attr("TELL_S") = Throttle::kTell / 1e9;
   throttle.attr("OTHERS") = Throttle::kOthers;
 }
+
+}  // namespace
 
 void bind_engine(nb::module_& module) {
   nb::register_exception_translator(translate);

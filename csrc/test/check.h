@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "random.h"
+
 #define CHECK(condition)                                                             \
   do {                                                                               \
     if (!(condition)) {                                                              \
@@ -36,22 +38,6 @@ void hmac_tests();
 void crc32c_tests();
 void flight_tests();
 void tcp_tests();
-
-// Source: Marsaglia, "Xorshift RNGs", 2003.
-class Random {
- public:
-  explicit Random(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15u + 1) {}
-  uint64_t next() {
-    state_ ^= state_ << 13;
-    state_ ^= state_ >> 7;
-    state_ ^= state_ << 17;
-    return state_;
-  }
-  uint64_t below(uint64_t n) { return next() % n; }
-
- private:
-  uint64_t state_;
-};
 
 // How much work a program does: 1 unless the sanitizers slow it down.
 inline uint64_t scaled(uint64_t n) {

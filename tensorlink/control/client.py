@@ -311,9 +311,8 @@ class ControlClient:
                     return
                 if kind == "reply" and link is self._link:
                     self._heard(what)
-                elif (
-                    kind in ("ended", "rejoin") and link is self._link
-                ):  # nobody has joined again since that was asked for
+                elif kind in ("ended", "rejoin") and link is self._link:
+                    # Nobody has joined again since that was asked for.
                     self._rejoin()
                 self.roster.expire(time.monotonic())
         except TensorLinkError as error:

@@ -64,9 +64,8 @@ def open_link(settings: Settings, timeout: float) -> Link:
     if settings.coordinator is None:
         embedded.find_or_start(settings.namespace, token=settings.token, lease_s=settings.lease_s, timeout=timeout)
     certificates = Certificates.load(settings)
-    return Link(
-        target, settings.token, certificates, min(timeout, _DIAL_S)
-    )  # whoever has the name may come back elsewhere meanwhile
+    # No longer, since whoever has the name may come back elsewhere meanwhile.
+    return Link(target, settings.token, certificates, min(timeout, _DIAL_S))
 
 
 def _place_of(target: str, timeout: float) -> str:
