@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -203,11 +204,16 @@ class Pair:
             raise Wrong(f"the asker has died after {after}")
         if gone(self.answerer.pid):
             raise Wrong(f"the answerer has died after {after}: status {self.answerer.wait()}")
-        why = self.asker.call(faults_peer.works, WORKS_S, timeout=WORKS_S + 10)
+        self.asker.start(faults_peer.works, WORKS_S)
+        stuck = "" if self.asker.ready(WORKS_S / 2) else self.answerer.call(faults_peer.where)
+        why = self.asker.finish(WORKS_S + 10)
         if found := self.answerer.call(faults_peer.found_wrong):
             raise Wrong(f"the answerer, after {after}: {found[0]}")
         if why:
-            raise Wrong(f"it never worked again after {after}: {why}")
+            asker = self.asker.call(faults_peer.where)
+            raise Wrong(
+                f"it never worked again after {after}: {why}\nThe answerer was at\n{stuck}\nThe asker is at\n{asker}"
+            )
 
     def replace(self, expected: int = -signal.SIGKILL) -> None:
         """After the death of the answerer."""
@@ -288,7 +294,7 @@ class Pair:
         """Until the victim has come to its point: True; or the operation has ended."""
         until = time.monotonic() + max(TIMEOUTS_S) + GRACE_S
         while time.monotonic() < until:
-            over = self.asker._connection.poll(0.002)
+            over = self.asker.ready(0.002)
             if sign(victim.pid):
                 return True
             if over:
@@ -300,7 +306,7 @@ class Pair:
         late = False
         try:
             victim.start(faults_peer.arm, "")
-            while not victim._connection.poll(0.002):
+            while not victim.ready(0.002):
                 if stopped(victim.pid):
                     late = True
                     victim.signal(signal.SIGCONT)
@@ -471,7 +477,8 @@ class Run:
                 pair.close()
                 return
         except BaseException as error:
-            self.wrong.append(f"{pair.way.name}: {type(error).__name__}: {error}")
+            told = str(error) if isinstance(error, Wrong) else traceback.format_exc()
+            self.wrong.append(f"{pair.way.name}: {told}")
         pair.abandon()
 
     def run(self) -> None:

@@ -13,6 +13,7 @@ import logging
 import os
 import random
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -340,6 +341,16 @@ def works(seconds: float) -> str:
             if time.monotonic() > deadline:
                 return repr(error)
             time.sleep(0.01)
+
+
+def where() -> str:
+    """What each thread of this process is at, and what it knows of its peers."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    stacks = [
+        f"{names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame)[-6:])}"
+        for ident, frame in sys._current_frames().items()
+    ]
+    return "\n".join([*stacks, repr(peer().link.stats()), repr(peer().link.peers())])
 
 
 def found_wrong() -> list[str]:

@@ -291,24 +291,30 @@ class Links:
         deadline: float,
         stop: _core.Stop | None,
     ) -> Connection:
-        """Over the fastest transport that works: one that looks good may still fail, between two containers for example."""
+        """Over the fastest transport that works: one that looks good may still fail, between two containers for example.
+
+        No attempt lasts longer than a few seconds: what was sent into a network that failed for a moment is tried again by
+        TCP after ever longer pauses, a new attempt at once.
+        """
         candidates = self._candidates(peer, addresses)
-        failed: list[tuple[str, TensorLinkError]] = []
-        for transport in candidates:
-            left = self._left(deadline, peer, "connect")
-            last = transport is candidates[-1]
-            address = addresses[transport.name]
-            try:
-                found = transport.connect(peer, address, None, left if last else min(left, _TRY_S), stop)
-            except PeerRestartedError:
-                raise
-            except (PeerLostError, TransportError, TransferTimeoutError) as error:
-                failed.append((transport.name, error))
-                if last and isinstance(error, TransferTimeoutError):
+        while True:
+            failed: list[tuple[str, TensorLinkError]] = []
+            for transport in candidates:
+                left = self._left(deadline, peer, "connect")
+                try:
+                    found = transport.connect(peer, addresses[transport.name], None, min(left, _TRY_S), stop)
+                except PeerRestartedError:
                     raise
-                continue
-            self._cool_all(peer, failed)
-            return found
+                except (PeerLostError, TransportError, TransferTimeoutError) as error:
+                    failed.append((transport.name, error))
+                    continue
+                self._cool_all(peer, failed)
+                return found
+            last = failed[-1][1]
+            if not isinstance(last, TransferTimeoutError):
+                break
+            if time.monotonic() >= deadline:
+                raise last
         # Where it is the peer that has gone or is leaving, this raises PeerLostError.
         patiently(functools.partial(client.hello, {}), self._left(deadline, peer, "connect"), stop)
         self._cool_all(peer, failed)

@@ -85,6 +85,10 @@ class Peer:
         assert kind == "said", f"the call ended before it said anything: {value!r}"
         return value
 
+    def ready(self, seconds: float) -> bool:
+        """Whether it says something within that time, its end included."""
+        return self._connection.poll(seconds)
+
     def finish(self, timeout: float = DEADLINE_S) -> Any:
         """The result of what was started."""
         while True:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import socket
 
 import numpy as np
 import pytest
 
 import tensorlink as tl
+from tensorlink import links
+from tensorlink.testing.faults import Relay
+from tensorlink.transports.tcp import TcpAddress
 
 
 def test_a_path_that_does_not_work_gives_way_to_the_next(caplog: pytest.LogCaptureFixture) -> None:
@@ -27,3 +32,28 @@ def test_with_no_other_path_the_error_lists_what_was_tried(caplog: pytest.LogCap
         with pytest.raises(tl.NoPathError, match=r"shm: cannot connect.*TENSORLINK_INTERFACE"):
             a.send(1, "b")
         assert "over shm failed" in caplog.text
+
+
+class SwallowingOnce(Relay):
+    """Keeps its first connection without a word, as a network does that swallows the first packets."""
+
+    kept: socket.socket | None = None
+
+    def _accept(self) -> None:
+        if self.kept is None:
+            self.kept, _ = self._listener.accept()
+        else:
+            super()._accept()
+
+
+def test_an_attempt_that_gets_no_answer_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "_TRY_S", 0.3)
+    with tl.init("a", token="secret", transports="tcp") as a, tl.init("b", token="secret", transports="tcp") as b:
+        tcp = b._links.transports["tcp"]
+        true = TcpAddress.decode(tcp.address())
+        with SwallowingOnce(true.host, true.port) as relay:
+            monkeypatch.setattr(tcp, "address", dataclasses.replace(true, port=relay.port).encode)
+            a.send(1, "b", timeout=30)
+            assert b.recv("a") == 1
+            assert relay.kept is not None
+            relay.kept.close()
