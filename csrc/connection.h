@@ -138,15 +138,17 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // Serial of the claims that end with the peer.
   uint64_t reader() const { return outbound_->serial; }
   bool up() const { return up_.load(std::memory_order_acquire); }
-  void set_up(bool up) { up_.store(up, std::memory_order_release); }
+  void set_up(bool up) { up_.store(up && !over_, std::memory_order_release); }
+  // It has ended, and will never be up again; what is held over it stays.
+  void set_over() { over_ = true, up_ = false; }
   bool gone() const { return gone_.load(std::memory_order_acquire); }
-  void set_gone() { up_ = false, gone_ = true; }
+  void set_gone() { set_over(), gone_ = true; }
 
  protected:
   std::shared_ptr<Outbound> outbound_;
 
  private:
-  std::atomic<bool> up_{true}, gone_{false};
+  std::atomic<bool> up_{true}, over_{false}, gone_{false};
   std::atomic<uint64_t> counted_{0};
   std::atomic<int64_t> heard_{0};
 };

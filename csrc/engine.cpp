@@ -404,7 +404,7 @@ void Engine::set_peer_locked(const Identity& peer, bool up) {
   for (auto& connection : connections_) {
     if (connection->peer.name != peer.name || connection->peer.incarnation > peer.incarnation) continue;
     drain_rest(*connection);
-    connection->set_up(up && connection->peer.incarnation == peer.incarnation && !connection->gone());
+    connection->set_up(up && connection->peer.incarnation == peer.incarnation);
   }
   for (auto& [whom, outbound] : outbound_)
     if (whom.first == peer.name && whom.second <= peer.incarnation) outbound->down = !(up && whom.second == peer.incarnation);
@@ -429,7 +429,7 @@ void Engine::lose(const std::shared_ptr<Connection>& connection, bool gone) {
   {
     std::scoped_lock lock(pump_mutex_, list_mutex_);
     drain_rest(*connection);
-    connection->set_up(false);
+    connection->set_over();
     for (auto it = by_fd_.begin(); it != by_fd_.end();) {
       bool ended = it->second.connection == connection && (gone || it->first != connection->socket());
       if (ended) unwatch_fd(it->first);
@@ -458,7 +458,7 @@ void Engine::lose_lane(const std::shared_ptr<TcpConnection>& connection) {
   {
     std::scoped_lock lock(pump_mutex_, list_mutex_);
     drain_rest(*connection);
-    connection->set_up(false);
+    connection->set_over();
     by_fd_.erase(connection->socket());
     unwatch_fd(connection->socket());
     connections_.erase(std::remove(connections_.begin(), connections_.end(), connection), connections_.end());

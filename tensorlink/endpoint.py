@@ -37,7 +37,7 @@ from tensorlink.errors import (
     TransferTimeoutError,
 )
 from tensorlink.hooks import Hooks
-from tensorlink.lifecycle import Action
+from tensorlink.lifecycle import Action, Connected
 from tensorlink.links import Links
 from tensorlink.messages import Messages
 from tensorlink.objects import Objects
@@ -518,11 +518,18 @@ class _Handlers:
     def hello(self, hello: Hello) -> Mapping[str, bytes]:
         if self._endpoint._closed:
             raise PeerLostError(f"{self._endpoint.name} is leaving")
+        self._heard_of(hello.peer)
         return self._endpoint._links.addresses()
 
     def deliver(self, source: PeerId, sequence: int, tag: str, frame: bytes) -> bytes:
+        self._heard_of(source)
         self._endpoint._engine.deliver(source.name, source.incarnation, frame)
         return b""
+
+    def _heard_of(self, peer: PeerId) -> None:
+        """Who calls is there, whatever a probe of its port has shown."""
+        if peer.incarnation:  # else it hasn't joined yet
+            self._endpoint._control.roster.hear(Connected(peer))
 
     def release(self, source: PeerId, ids: list[int]) -> None:
         """Handles are released by their owner only, and reads are counted by the engine."""

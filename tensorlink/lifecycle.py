@@ -75,7 +75,7 @@ class Unreached:
 
 @dataclass(frozen=True)
 class Connected:
-    """It has answered a handshake under this incarnation."""
+    """It has answered a handshake under this incarnation, begun one, or sent something."""
 
     peer: PeerId
 
@@ -223,10 +223,11 @@ def _unreached(peer: Peer, _: Unreached) -> Step:
     return (replace(peer, state=State.UNKNOWN) if peer.state is State.CONNECTING else peer), []
 
 
-def _connected(peer: Peer, _: Connected) -> Step:
+def _connected(peer: Peer, news: Connected) -> Step:
     if peer.state is State.DOWN and peer.info is None:
         return peer, []  # it may just have ended: only the coordinator can say that it is back
-    return _announced(replace(peer, state=State.UP), [])
+    actions: list[Action] = [] if peer.state in (State.UP, State.SUSPECT) else [Act("set_up", news.peer)]
+    return _announced(replace(peer, state=State.UP), actions)
 
 
 def _stream_lost(peer: Peer, news: StreamLost) -> Step:

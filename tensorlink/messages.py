@@ -296,19 +296,21 @@ class Messages:
         if not message.offered:
             return message.unpack(like) if out is None else message.fill(out, stop, wait_s)
         timeout = 60.0 if wait_s < 0 else wait_s
+        sender = PeerId(self._engine.source_name(message.source), message.incarnation)
         if message.connection is not None:
             try:
                 offered = functools.partial(self._engine.open, message.connection, message.descriptor)
                 view: View = patiently(offered, timeout, stop)
                 return _looked_at(view, message, out, like, stop, timeout)
-            except TransportError as error:
-                if error.code:
+            except (TransportError, PeerLostError) as error:
+                if getattr(error, "code", None) or self._control.roster.restarted(sender):
                     raise
                 log.warning("the path that a message came by failed: %s", error.message)
         # gRPC brought it, or its path failed: its bytes come over the connection that stands, or is made now.
-        peer = self._engine.source_name(message.source)
-        connection = self._links.to_name(peer, timeout, stop).connection
-        view = patiently(functools.partial(connection.open, message.descriptor), timeout, stop)
+        link = self._links.to_name(sender.name, timeout, stop)
+        if link.peer != sender:
+            raise self._links.lost(sender, phase="recv")
+        view = patiently(functools.partial(link.connection.open, message.descriptor), timeout, stop)
         return _looked_at(view, message, out, like, stop, timeout)
 
     def _nothing(

@@ -62,7 +62,7 @@ OF_THE_SAME = {
     "missing": ["unknown", "connecting", "suspect", "suspect", "down"],
     "dialled": ["connecting", "connecting", "up", "suspect", "down"],
     "unreached": ["unknown", "unknown", "up", "suspect", "down"],
-    "connected": ["up", "up", "up", "up", "down"],
+    "connected": ["up set_up", "up set_up", "up", "up", "down"],
     "stream lost": ["suspect probe", "suspect probe", "suspect probe", "suspect probe", "down probe"],
     "refused": [
         "down set_down",
@@ -83,7 +83,7 @@ OF_A_NEWER_ONE = {
     "missing": ["unknown", "connecting", "up", "suspect", "down"],
     "dialled": ["connecting", "connecting", "up", "suspect", "down"],
     "unreached": ["unknown", "unknown", "up", "suspect", "down"],
-    "connected": ["up abort", "up abort", f"up {ENDED}", f"up {ENDED}", "up abort"],
+    "connected": [*["up abort set_up"] * 2, *[f"up {ENDED} set_up"] * 2, "up abort set_up"],
     "stream lost": [
         *["suspect abort probe"] * 2,
         *[f"suspect {ENDED} probe"] * 2,
@@ -122,7 +122,7 @@ def test_who_was_wrongly_taken_for_gone_is_up_when_it_is_connected_to() -> None:
     peers.hear(Here(info(1)))
     assert words(peers.hear(Refused(PeerId("a", 1)))) == ["set_down", "peer_down"]
     assert peers.member("a") is None
-    assert words(peers.hear(Connected(PeerId("a", 1)))) == ["peer_up"]
+    assert words(peers.hear(Connected(PeerId("a", 1)))) == ["set_up", "peer_up"]
     assert peers.member("a") == info(1)
 
 

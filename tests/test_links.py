@@ -1,9 +1,10 @@
-"""Which path a peer is reached by, where one that looks good doesn't work."""
+"""Which path a peer is reached by where one that looks good doesn't work, and how it is found again."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import queue
 import socket
 
 import numpy as np
@@ -11,8 +12,11 @@ import pytest
 
 import tensorlink as tl
 from tensorlink import links
+from tensorlink.lifecycle import Refused
 from tensorlink.testing.faults import Relay
 from tensorlink.transports.tcp import TcpAddress
+from tensorlink.types import PeerId
+from tests.peer import eventually
 
 
 def test_a_path_that_does_not_work_gives_way_to_the_next(caplog: pytest.LogCaptureFixture) -> None:
@@ -57,3 +61,27 @@ def test_an_attempt_that_gets_no_answer_is_followed_by_another(monkeypatch: pyte
             assert b.recv("a") == 1
             assert relay.kept is not None
             relay.kept.close()
+
+
+@pytest.mark.parametrize("control", ["auto", "grpc"])
+@pytest.mark.parametrize("transports", ["shm", "tcp"])
+def test_who_was_wrongly_taken_for_gone_is_there_again_when_it_sends(control: str, transports: str) -> None:
+    """As when something on the way refuses a probe of its port."""
+    settings = {"control": control, "transports": transports, "token": "secret"}
+    with tl.init("a", **settings) as a, tl.init("b", **settings) as b:
+        b.send(0, "a")
+        a.send(a.recv("b"), "b")
+        assert b.recv("a") == 0
+        hooks: queue.SimpleQueue[str] = queue.SimpleQueue()
+        b.on("peer_down", lambda peer, reason: hooks.put("down"))
+        b.on("peer_up", lambda peer: hooks.put("up"))
+        b._control.roster.hear(Refused(PeerId("a", b._control.last_incarnation("a"))))
+        eventually(lambda: b._engine.is_down(b._engine.source("a")), "it is taken for gone")
+        a.send(np.arange(1_000_000), "b")
+        assert (b.recv() == np.arange(1_000_000)).all()
+        b.send(2, "a")
+        assert a.recv("b") == 2
+        while hooks.get(timeout=5) != "up":
+            pass
+        a.send(3, "b")
+        assert b.recv("a") == 3
