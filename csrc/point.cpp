@@ -57,13 +57,9 @@ void arm_from_environment() {
 
 void reached(std::string_view what, std::string_view phase) {
   const std::string name = std::string(what) + '.' + std::string(phase);
-  int signal = 0;
-  {
-    std::lock_guard lock(mutex);
-    for (Planned& point : planned)
-      if (point.left && point.name == name && --point.left == 0) signal = point.signal;
-  }
-  if (signal) ::kill(::getpid(), signal);
+  std::lock_guard lock(mutex);  // also while it happens: who has disarmed a point must be sure that nobody is about to come there
+  for (Planned& point : planned)
+    if (point.left && point.name == name && --point.left == 0) ::kill(::getpid(), point.signal);
 }
 
 }  // namespace tl::points
