@@ -276,7 +276,7 @@ class Pair:
 
         self.act(kind, meanwhile, name, stopped=2 * self.lease_s, op=op)
         reached |= self.disarmed(victim)
-        if kills and gone(victim.pid):
+        if kills and reached:
             self.replace()
         return name if reached else None
 
