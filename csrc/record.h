@@ -1,6 +1,7 @@
-// Records: what the two ends of a lane write into its stream. Each is a head and a body, with a checksum over both, so
-// that a stream that lost or changed a byte is noticed before anything in it is used.
+// Records: what the two ends of a lane write into its stream. Each is a head and a body, both with a checksum, so that a stream
+// that lost or changed a byte is noticed before anything in it is used, and before more is waited for than was sent.
 #pragma once
+#include <cstddef>
 #include <cstring>
 #include <initializer_list>
 #include <memory>
@@ -24,20 +25,21 @@ struct RecordHead {
   uint32_t size;  // of the body
   RecordKind kind;
   uint16_t zero;
-  uint32_t crc;  // CRC32C of the other fields and the body
-  uint32_t zero_too;
+  uint32_t body_crc;  // CRC32C of the body
+  uint32_t head_crc;  // and of the fields before this one: a wrong size would be waited for
 
-  uint32_t checksum(const char* body) const {
-    RecordHead copy = *this;
-    copy.crc = 0;
-    return crc32c(crc32c(0, &copy, sizeof copy), body, size);
+  bool whole() const { return head_crc == crc32c(0, this, offsetof(RecordHead, head_crc)); }
+  bool fits(const char* body) const { return body_crc == crc32c(0, body, size); }
+  void seal(const char* body) {
+    body_crc = crc32c(0, body, size);
+    head_crc = crc32c(0, this, offsetof(RecordHead, head_crc));
   }
 };
 
 // A record with room for its body. seal() once that is written.
 inline std::string make_record(RecordKind kind, size_t size) {
   std::string record(sizeof(RecordHead) + size, '\0');
-  RecordHead head{static_cast<uint32_t>(size), kind, 0, 0, 0};
+  const RecordHead head{static_cast<uint32_t>(size), kind, 0, 0, 0};
   std::memcpy(record.data(), &head, sizeof head);
   return record;
 }
@@ -45,7 +47,7 @@ inline std::string make_record(RecordKind kind, size_t size) {
 inline void seal(std::string& record) {
   RecordHead head;
   std::memcpy(&head, record.data(), sizeof head);
-  head.crc = head.checksum(record.data() + sizeof head);
+  head.seal(record.data() + sizeof head);
   std::memcpy(record.data(), &head, sizeof head);
 }
 
@@ -91,10 +93,11 @@ class RecordReader {
     RecordHead head;
     if (end_ - begin_ < sizeof head) return false;
     std::memcpy(&head, buffer_.get() + begin_, sizeof head);
+    if (!head.whole()) throw Error(Fault::corrupt, "a record changed on its way");
     if (head.size > most_) throw Error(Fault::corrupt, "a record of an impossible size");
     if (end_ - begin_ < sizeof head + head.size) return false;
     const char* text = buffer_.get() + begin_ + sizeof head;
-    if (head.crc != head.checksum(text)) throw Error(Fault::corrupt, "a record changed on its way");
+    if (!head.fits(text)) throw Error(Fault::corrupt, "a record changed on its way");
     kind = head.kind;
     body = {text, head.size};
     begin_ += sizeof head + head.size;

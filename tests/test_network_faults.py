@@ -102,6 +102,17 @@ def test_a_lane_that_is_cut_again_and_again_loses_and_doubles_nothing(reach: Rea
     assert reach.relay.counters.cuts > 20
 
 
+def test_a_record_whose_size_changed_on_its_way_is_not_waited_for(reach: Reach) -> None:
+    reach.b.start(receive_numbered, 1, "a")
+    reach.a.call(send_numbered, 1, "b")
+    reach.b.finish()
+    reach.relay.corrupt_once(1)  # of the size, which is still a possible one
+    reach.b.start(receive_numbered, 1, "a")
+    reach.a.call(send_numbered, 1, "b")
+    reach.b.finish()
+    assert reach.relay.counters.flips == 1
+
+
 # Reads
 
 

@@ -36,7 +36,7 @@ void read(std::string_view stream, size_t piece) {
 Bytes sealed(Bytes stream) {
   RecordHead head;
   for (size_t at = 0; stream.get(at, head) && head.size <= stream.size() - at - sizeof head; at += sizeof head + head.size) {
-    head.crc = head.checksum(stream.view().data() + at + sizeof head);
+    head.seal(stream.view().data() + at + sizeof head);
     stream.put(at, head);
   }
   return stream;
