@@ -1,0 +1,150 @@
+"""`rocm-smi --showtopo` and its relatives (`hy-smi`, `amd-smi topology`): one table each of weights, hops and link types."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tensorlink.errors import TopologyError
+from tensorlink.topology.classes import UNKNOWN
+from tensorlink.topology.graph import Device, Link, Topology
+from tensorlink.topology.text import Line, Warnings, lines_of
+
+MAX_GPUS = 512
+
+_TITLES = (  # what a line says that begins a table; the others are of no use here
+    ("type", re.compile(r"link\s{0,4}type", re.I)),
+    ("weight", re.compile(r"weight", re.I)),
+    ("hops", re.compile(r"\bhops\b", re.I)),
+    ("other", re.compile(r"\b(access|coherent|atomics|dma|bandwidth|bw|bi-directional)\b|end of", re.I)),
+)
+_TITLE = re.compile(r"^\W*={3,}.{1,70}={3,}\s*$|\bbetween two \w{2,8}\b|\bTABLE:\s*$", re.I)
+_NAME = re.compile(r"[A-Z]{2,4}\d{1,4}|[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
+_NUMA = re.compile(
+    r"\b([A-Z]{2,4})\s{0,4}\[?\s{0,4}(\d{1,4})\s{0,4}\]?\s{0,32}:.{0,32}?\bNuma (Node|Affinity)\s{0,8}:\s{0,8}(-?\d{1,6}|N/A)", re.I
+)
+_TYPE = re.compile(r"[A-Z][A-Z0-9_]{0,15}")
+
+Values = dict[tuple[str, str], str]
+
+
+@dataclass
+class _Tables:
+    names: dict[str, None] = field(default_factory=dict)
+    values: dict[str, Values] = field(default_factory=dict)
+    numa: dict[str, dict[str, int | None]] = field(default_factory=dict)
+
+
+def recognises(text: str) -> bool:
+    """Whether a text looks like one of these."""
+    return re.search(r"\bbetween two [A-Z]{2,4}s\b|\(Topology\) Numa|\b(?:WEIGHT|HOPS|LINK TYPE) TABLE:", text) is not None
+
+
+def read(text: str) -> Topology:
+    """The machine that the tables show. Weight and hops of a link are its `weight` and `hops`.
+
+    Raises:
+        TopologyError: no table names a GPU, or there are too many.
+    """
+    warnings = Warnings()
+    lines = lines_of(text)
+    tables = _tables(lines, warnings)
+    if not tables.names:
+        raise TopologyError("no table of weights, hops or link types names a GPU", line=lines[-1].number, column=1)
+    names = list(tables.names)
+    devices = []
+    for name in names:
+        facts = tables.numa.get(name, {})
+        pci = name.lower() if ":" in name else None
+        devices.append(
+            Device(name=name, kind="gpu", pci=pci, numa_node=facts.get("node"), numa_affinity=facts.get("affinity"))
+        )
+    links = []
+    for index, a in enumerate(names):
+        for b in names[index + 1 :]:
+            links += _links(a, b, tables.values, warnings)
+    return Topology(devices=tuple(devices), links=tuple(links), source="showtopo", warnings=warnings.all())
+
+
+def _tables(lines: Sequence[Line], warnings: Warnings) -> _Tables:
+    tables = _Tables()
+    kind: str | None = None
+    columns: list[str] = []
+    for line in lines:
+        numa = _NUMA.search(line.text)
+        if numa:
+            name = f"{numa[1].upper()}{int(numa[2])}"
+            node = int(numa[4]) if numa[4].isdecimal() else None
+            tables.numa.setdefault(name, {})[numa[3].lower()] = node
+            tables.names.setdefault(name)
+            continue
+        if _TITLE.search(line.text):
+            kind = next((kind for kind, pattern in _TITLES if pattern.search(line.text)), None)
+            columns = []
+            continue
+        words = line.text.split()
+        names = [word for word in words if _NAME.fullmatch(word)]
+        if kind in (None, "other") or not names:
+            continue
+        if len(names) > 1 or (len(words) == 1 and not columns):
+            columns = names
+            tables.names.update(dict.fromkeys(names))
+        elif kind is not None:
+            _take(kind, names[0], words[words.index(names[0]) + 1 :], columns, tables, line, warnings)
+        if len(tables.names) > MAX_GPUS:
+            raise TopologyError(f"a machine has at most {MAX_GPUS} GPUs here", line=line.number, column=1)
+    return tables
+
+
+def _take(
+    kind: str, name: str, cells: Sequence[str], columns: Sequence[str], tables: _Tables, line: Line, warnings: Warnings
+) -> None:
+    at = line.text.index(name) + 1
+    if name not in columns:
+        warnings.add(f"column {at}: the table of {kind} has no column {name}: its row is left out", line.number)
+    elif len(cells) != len(columns):
+        said = f"column {at}: the row {name} has {len(cells)} of {len(columns)} cells: it is left out"
+        warnings.add(said, line.number)
+    else:
+        values = tables.values.setdefault(kind, {})
+        for column, cell in zip(columns, cells, strict=True):
+            if column != name:
+                values[name, column] = cell
+
+
+def _links(a: str, b: str, values: Mapping[str, Values], warnings: Warnings) -> list[Link]:
+    """The link of two GPUs; two where the rows of both say different things."""
+    there, back = (_facts(x, y, values, warnings) for x, y in ((a, b), (b, a)))
+    if there is None and back is None:
+        if len(values) > 0:
+            warnings.add(f"nothing is known of {a} to {b}")
+        return []
+    if there is not None and back is not None and there != back:
+        merged = tuple(one if other is None else other for one, other in zip(back, there, strict=True))
+        if merged == tuple(other if one is None else one for one, other in zip(back, there, strict=True)):
+            return [_link(a, b, merged)]
+        warnings.add(f"{a} to {b} differs from {b} to {a}: both are kept, each for its direction")
+        return [_link(a, b, there), _link(b, a, back)]
+    return [_link(a, b, there or back or (None, None, None))]
+
+
+_Facts = tuple[str | None, int | None, int | None]
+
+
+def _facts(a: str, b: str, values: Mapping[str, Values], warnings: Warnings) -> _Facts | None:
+    """Type, hops and weight as the row of `a` says them."""
+    if not any((a, b) in table for table in values.values()):
+        return None
+    said = values.get("type", {}).get((a, b))
+    if said is not None and (said in UNKNOWN or not _TYPE.fullmatch(said)):
+        if said not in UNKNOWN:
+            warnings.add(f"{a} to {b}: {said[:40]!r} is no link type")
+        said = None
+    numbers = [values.get(kind, {}).get((a, b)) for kind in ("hops", "weight")]
+    hops, weight = (int(text) if text and text.isdecimal() and text.isascii() and len(text) < 7 else None for text in numbers)
+    return said, hops, weight
+
+
+def _link(a: str, b: str, facts: _Facts) -> Link:
+    return Link(a=a, b=b, link_class=facts[0], hops=facts[1], weight=facts[2])
