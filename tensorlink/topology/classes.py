@@ -84,7 +84,7 @@ class Vocabulary:
         """
         if len(word) > _MAX_WORD:
             return []
-        found = []
+        found: list[tuple[list[str], str]] = []
         todo: list[tuple[list[str], int]] = [([], 0)]
         while todo and len(found) < 16:
             pieces, at = todo.pop()

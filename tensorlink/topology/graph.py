@@ -77,6 +77,7 @@ class Link:
     count: int | None = None
     """How many wires are bonded."""
     hops: int | None = None
+    """How many bridges a way over PCI passes; what ROCm calls hops."""
     weight: int | None = None
     """Distance in the unit of the source."""
 
@@ -140,19 +141,20 @@ class Topology:
         return self._by_ends[self.device(a).name]
 
     def nearest(self, a: str, kind: Kind = "nic") -> tuple[Device, ...]:
-        """Those of a kind to which the way from `a` is of the nearest class, in the graph's order; empty if none is known.
+        """Those of a kind to which the way from `a` is of the nearest class and has the fewest hops, in the graph's order.
 
-        Virtual NICs are left out: whatever rate they claim, they pass through another one.
+        Empty if nothing is known of any. Virtual NICs are left out: whatever rate they claim, they pass through another one.
 
         Raises:
             KeyError: no such device.
         """
-        found: dict[int, list[Device]] = {}
+        found: dict[tuple[int, int], list[Device]] = {}
         ends = self.links_of(a)
         for device in self.of_kind(kind):
-            rank = closeness(ends[device.name].link_class) if device.name in ends else None
-            if rank is not None and not device.virtual:
-                found.setdefault(rank, []).append(device)
+            link = ends.get(device.name)
+            rank = closeness(link.link_class) if link is not None else None
+            if link is not None and rank is not None and not device.virtual:
+                found.setdefault((rank, link.hops or 0), []).append(device)
         return tuple(found[min(found)]) if found else ()
 
     def islands(self) -> tuple[tuple[str, ...], ...]:
@@ -174,21 +176,21 @@ class Topology:
     def to_json(self) -> dict[str, Any]:
         """All of it in dicts, lists, text, numbers and None. A link's class has the key `class`."""
         plain = dataclasses.asdict(self)
-        plain["links"] = [{("class" if key == "link_class" else key): link[key] for key in link} for link in plain["links"]]
+        plain["links"] = [
+            {("class" if key == "link_class" else key): link[key] for key in link} for link in plain["links"]
+        ]
         return plain
 
 
-def unique(devices: Sequence[Device]) -> tuple[list[Device], list[str]]:
-    """The devices with a number added to a name that was taken before, and a warning for each."""
-    seen: set[str] = set()
-    kept, warnings = [], []
+def unique(devices: Sequence[Device]) -> tuple[list[Device], str | None]:
+    """The devices with a number added to a name that was taken before, `eth0#2`, and a warning if there was one."""
+    taken: dict[str, int] = {}
+    kept = []
     for device in devices:
-        name, number = device.name, 1
-        while name in seen:
-            number += 1
-            name = f"{device.name}#{number}"
-        if name != device.name:
-            warnings.append(f"{device.name} comes again: the other one is called {name}")
-        seen.add(name)
-        kept.append(dataclasses.replace(device, name=name))
-    return kept, warnings
+        count = taken[device.name] = taken.get(device.name, 0) + 1
+        kept.append(device if count == 1 else dataclasses.replace(device, name=f"{device.name}#{count}"))
+    again = [name for name, count in taken.items() if count > 1]
+    if not again:
+        return kept, None
+    more = f" and {len(again) - 3} more" if len(again) > 3 else ""
+    return kept, f"{', '.join(again[:3])}{more} come several times: the others have a # and a number behind the name"

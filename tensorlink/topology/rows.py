@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import pairwise, product
 
 from tensorlink.errors import TopologyError
 from tensorlink.topology import affinity, words
@@ -82,7 +82,11 @@ def find(lines: Sequence[Line], ends: Collection[int], vocabulary: Vocabulary, w
             labels.add(row_words[start].text)
         previous = line
     if not rows or len(rows) > MAX_COLUMNS:
-        why = f"a table has at most {MAX_COLUMNS} rows" if rows else "there is no topology table: no line has a device and link classes"
+        why = (
+            f"a table has at most {MAX_COLUMNS} rows"
+            if rows
+            else "there is no topology table: no line has a device and link classes"
+        )
         raise TopologyError(why, line=rows[-1].label.line if rows else lines[-1].number if lines else 1, column=1)
     return _with_header(above, rows, vocabulary)
 
@@ -91,7 +95,7 @@ def _row_starts(row: Sequence[Word], vocabulary: Vocabulary) -> list[int]:
     """Where rows begin in a line: one, or several where line breaks were lost."""
     has_self = any(word.text == SELF or word.text in _SELF for word in row)
     found = []
-    for index, (word, following) in enumerate(zip(row, row[1:], strict=False)):
+    for index, (word, following) in enumerate(pairwise(row)):
         if word.caption or following.caption or not words.is_name(word.text) or word.text in vocabulary:
             continue
         if any(not rest for _, rest in vocabulary.split(word.text)):
@@ -232,7 +236,9 @@ def _header_lines(above: Sequence[Line]) -> list[Line]:
                 break
             continue
         header = _is_header(words.words_of(line))
-        if (found and not header and any(_is_header(words.words_of(one)) for one in found)) or len(found) >= _MAX_HEADER_LINES:
+        if (found and not header and any(_is_header(words.words_of(one)) for one in found)) or len(
+            found
+        ) >= _MAX_HEADER_LINES:
             break
         found.insert(0, line)
     while found and not any(words.is_accelerator(word.text) for word in words.words_of(found[0])):
@@ -242,14 +248,18 @@ def _header_lines(above: Sequence[Line]) -> list[Line]:
 
 def _header_words(header: Sequence[Word]) -> list[Word]:
     """Without what a log puts before: a header begins with an accelerator."""
-    first = next((index for index, word in enumerate(header) if words.split_names(word.text, ()) is not None), len(header))
+    first = next(
+        (index for index, word in enumerate(header) if words.split_names(word.text, ()) is not None), len(header)
+    )
     return list(header[first:])
 
 
 def _is_header(line: Sequence[Word]) -> bool:
     header = _header_words(line)
     fragments = [word for word in header if not word.caption and not words.is_name(word.text)]
-    return len(header) > 0 and (not fragments or words.cut_caption(" ".join(word.text for word in fragments)) is not None)
+    return len(header) > 0 and (
+        not fragments or words.cut_caption(" ".join(word.text for word in fragments)) is not None
+    )
 
 
 def _names(header: Sequence[Word], labels: Collection[str]) -> list[str]:

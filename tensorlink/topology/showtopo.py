@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tensorlink.errors import TopologyError
 from tensorlink.topology.classes import UNKNOWN
@@ -14,15 +15,16 @@ from tensorlink.topology.text import Line, Warnings, lines_of
 MAX_GPUS = 512
 
 _TITLES = (  # what a line says that begins a table; the others are of no use here
-    ("type", re.compile(r"link\s{0,4}type", re.I)),
-    ("weight", re.compile(r"weight", re.I)),
-    ("hops", re.compile(r"\bhops\b", re.I)),
-    ("other", re.compile(r"\b(access|coherent|atomics|dma|bandwidth|bw|bi-directional)\b|end of", re.I)),
+    ("type", re.compile(r"link\s{0,4}type", re.IGNORECASE)),
+    ("weight", re.compile(r"weight", re.IGNORECASE)),
+    ("hops", re.compile(r"\bhops\b", re.IGNORECASE)),
+    ("other", re.compile(r"\b(access|coherent|atomics|dma|bandwidth|bw|bi-directional)\b|end of", re.IGNORECASE)),
 )
-_TITLE = re.compile(r"^\W*={3,}.{1,70}={3,}\s*$|\bbetween two \w{2,8}\b|\bTABLE:\s*$", re.I)
+_TITLE = re.compile(r"\bbetween two \w{2,8}\b|\bTABLE:\s{0,8}$", re.IGNORECASE)
 _NAME = re.compile(r"[A-Z]{2,4}\d{1,4}|[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
 _NUMA = re.compile(
-    r"\b([A-Z]{2,4})\s{0,4}\[?\s{0,4}(\d{1,4})\s{0,4}\]?\s{0,32}:.{0,32}?\bNuma (Node|Affinity)\s{0,8}:\s{0,8}(-?\d{1,6}|N/A)", re.I
+    r"\b([A-Z]{2,4})\s{0,4}\[?\s{0,4}(\d{1,4})\s{0,4}\]?\s{0,32}:.{0,32}?\bNuma (Node|Affinity)\s{0,8}:\s{0,8}(-?\d{1,6}|N/A)",
+    re.IGNORECASE,
 )
 _TYPE = re.compile(r"[A-Z][A-Z0-9_]{0,15}")
 
@@ -36,9 +38,17 @@ class _Tables:
     numa: dict[str, dict[str, int | None]] = field(default_factory=dict)
 
 
+class _Facts(NamedTuple):
+    link_class: str | None = None
+    hops: int | None = None
+    weight: int | None = None
+
+
 def recognises(text: str) -> bool:
     """Whether a text looks like one of these."""
-    return re.search(r"\bbetween two [A-Z]{2,4}s\b|\(Topology\) Numa|\b(?:WEIGHT|HOPS|LINK TYPE) TABLE:", text) is not None
+    return (
+        re.search(r"\bbetween two [A-Z]{2,4}s\b|\(Topology\) Numa|\b(?:WEIGHT|HOPS|LINK TYPE) TABLE:", text) is not None
+    )
 
 
 def read(text: str) -> Topology:
@@ -79,7 +89,7 @@ def _tables(lines: Sequence[Line], warnings: Warnings) -> _Tables:
             tables.numa.setdefault(name, {})[numa[3].lower()] = node
             tables.names.setdefault(name)
             continue
-        if _TITLE.search(line.text):
+        if _is_title(line.text):
             kind = next((kind for kind, pattern in _TITLES if pattern.search(line.text)), None)
             columns = []
             continue
@@ -95,6 +105,12 @@ def _tables(lines: Sequence[Line], warnings: Warnings) -> _Tables:
         if len(tables.names) > MAX_GPUS:
             raise TopologyError(f"a machine has at most {MAX_GPUS} GPUs here", line=line.number, column=1)
     return tables
+
+
+def _is_title(text: str) -> bool:
+    """`===== Hops between two GPUs =====`, `HOPS TABLE:`, and whatever else stands between lines of `=`."""
+    plain = text.strip()
+    return _TITLE.search(plain) is not None or (plain.startswith("===") and plain.endswith("==="))
 
 
 def _take(
@@ -115,36 +131,33 @@ def _take(
 
 def _links(a: str, b: str, values: Mapping[str, Values], warnings: Warnings) -> list[Link]:
     """The link of two GPUs; two where the rows of both say different things."""
-    there, back = (_facts(x, y, values, warnings) for x, y in ((a, b), (b, a)))
+    there, back = _facts(a, b, values, warnings), _facts(b, a, values, warnings)
     if there is None and back is None:
-        if len(values) > 0:
+        if values:
             warnings.add(f"nothing is known of {a} to {b}")
         return []
-    if there is not None and back is not None and there != back:
-        merged = tuple(one if other is None else other for one, other in zip(back, there, strict=True))
-        if merged == tuple(other if one is None else one for one, other in zip(back, there, strict=True)):
-            return [_link(a, b, merged)]
-        warnings.add(f"{a} to {b} differs from {b} to {a}: both are kept, each for its direction")
-        return [_link(a, b, there), _link(b, a, back)]
-    return [_link(a, b, there or back or (None, None, None))]
-
-
-_Facts = tuple[str | None, int | None, int | None]
+    if there is None or back is None or there == back:
+        return [_link(a, b, there or back or _Facts())]
+    warnings.add(f"{a} to {b} differs from {b} to {a}: both are kept, each for its direction")
+    return [_link(a, b, there), _link(b, a, back)]
 
 
 def _facts(a: str, b: str, values: Mapping[str, Values], warnings: Warnings) -> _Facts | None:
-    """Type, hops and weight as the row of `a` says them."""
-    if not any((a, b) in table for table in values.values()):
+    """What the row of `a` says, and of what it doesn't say the row of `b`."""
+    said = {kind: table.get((a, b), table.get((b, a))) for kind, table in values.items()}
+    if all(text is None for text in said.values()):
         return None
-    said = values.get("type", {}).get((a, b))
-    if said is not None and (said in UNKNOWN or not _TYPE.fullmatch(said)):
-        if said not in UNKNOWN:
-            warnings.add(f"{a} to {b}: {said[:40]!r} is no link type")
-        said = None
-    numbers = [values.get(kind, {}).get((a, b)) for kind in ("hops", "weight")]
-    hops, weight = (int(text) if text and text.isdecimal() and text.isascii() and len(text) < 7 else None for text in numbers)
-    return said, hops, weight
+    link_class = said.get("type")
+    if link_class is not None and (link_class in UNKNOWN or not _TYPE.fullmatch(link_class)):
+        if link_class not in UNKNOWN:
+            warnings.add(f"{a} to {b}: {link_class[:40]!r} is no link type")
+        link_class = None
+    return _Facts(link_class, _number(said.get("hops")), _number(said.get("weight")))
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isdecimal() and text.isascii() and len(text) < 7 else None
 
 
 def _link(a: str, b: str, facts: _Facts) -> Link:
-    return Link(a=a, b=b, link_class=facts[0], hops=facts[1], weight=facts[2])
+    return Link(a=a, b=b, link_class=facts.link_class, hops=facts.hops, weight=facts.weight)

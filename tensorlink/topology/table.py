@@ -151,7 +151,9 @@ def _affinities(found: Found, tails: Mapping[str, Cells], warnings: Warnings) ->
         cut = len(full) > 0 and len(texts) < len(found.captions) and texts[-1] not in UNKNOWN
         facts[name] = {key: one for key, one in values.items() if not (cut and one == texts[-1])}
         if set(facts[name]) != set(found.captions):
-            warnings.add(f"column {cells.tail[0].at + 1}: {' '.join(texts)!r} leaves the affinities of {name} unclear", line)
+            warnings.add(
+                f"column {cells.tail[0].at + 1}: {' '.join(texts)!r} leaves the affinities of {name} unclear", line
+            )
     return facts
 
 
@@ -202,7 +204,9 @@ def _links(devices: Sequence[Device], matrix: Matrix, vocabulary: Vocabulary, wa
             there = _stated(one.name, other.name, matrix, vocabulary, warnings)
             back = _stated(other.name, one.name, matrix, vocabulary, warnings)
             if there is not None and back is not None and there != back:
-                warnings.add(f"{one.name} to {other.name} is {there}, and back {back}: both are kept, each for its direction")
+                warnings.add(
+                    f"{one.name} to {other.name} is {there}, and back {back}: both are kept, each for its direction"
+                )
                 found.append(_link(other, one, back))
             if there is not None or back is not None:
                 found.append(_link(one, other, there or back or ""))

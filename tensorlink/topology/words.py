@@ -17,16 +17,18 @@ _CAPTION = (
     rf"|(?P<{NUMA}>(?:NUMA|Node)[ \t_-]{{0,8}}Affinity)"
     rf"|(?P<{GPU_NUMA}>{_ACCELERATOR}[ \t_-]{{0,8}}NUMA[ \t_-]{{0,8}}ID)"
 )
-_WORD = re.compile(rf"{_CAPTION}|(?P<word>\S+?(?=\s|$|CPUs?[ \t_-]{{0,8}}Affinity|(?:NUMA|Node)[ \t_-]{{0,8}}Affinity))", re.I)
-_BLANK_IN_NAME = re.compile(rf"\b({_ACCELERATOR}|NIC)[ ](\d{{1,4}}(?:/\d{{1,3}})?)(?=\s|$)")
-_NUMBERED = re.compile(rf"({_ACCELERATOR}|NIC)\d{{1,4}}(?:/\d{{1,3}})?")
-_NAME = re.compile(r"[A-Za-z][\w./-]{0,63}")
+_WORD = re.compile(
+    rf"{_CAPTION}|(?P<word>\S+?(?=\s|$|CPUs?[ \t_-]{{0,8}}Affinity|(?:NUMA|Node)[ \t_-]{{0,8}}Affinity))", re.IGNORECASE
+)
+_BLANK_IN_NAME = re.compile(rf"\b({_ACCELERATOR}|NIC)[ ](\d{{1,4}}(?:/\d{{1,3}})?)(?=\s|$)", re.ASCII)
+_NUMBERED = re.compile(rf"({_ACCELERATOR}|NIC)\d{{1,4}}(?:/\d{{1,3}})?", re.ASCII)
+_NAME = re.compile(r"[A-Za-z][\w./-]{0,63}", re.ASCII)
 _CUT_CAPTIONS = ((CPU, "cpuaffinity"), (NUMA, "numaaffinity"), (GPU_NUMA, "gpunumaid"))
 
 _CLASS_LINE = re.compile(r"(?:^|\s)([A-Z][A-Z0-9_*]{0,15}(?:#|\[\w{1,32}\])?)\s{0,16}=\s{0,16}(?=[A-Z])")
 _CLASS_LINE_COLON = re.compile(r"^\s*([A-Z][A-Z0-9_*]{0,15}(?:#|\[\w{1,32}\])?)\s{0,16}:\s{1,16}(?=[A-Z]\w*\s)")
 _NIC_LINE = re.compile(r"\b(NIC\d{1,4})\s{0,16}:")
-_LEGEND = re.compile(r"\bLegend\s{0,8}:?\s*$", re.I)
+_LEGEND = re.compile(r"\bLegend\s{0,8}:?\s*$", re.IGNORECASE)
 _MODEL_LINE = re.compile(r"\bGPU (\d{1,4}): (.{1,80}?) \(UUID: (GPU-[0-9a-fA-F-]{8,64})\)")
 _MAX_CLASSES = 64
 
@@ -133,7 +135,9 @@ def device_name(said: str, columns: Collection[str], classes: Collection[str]) -
     return None if any(plain in whole or whole in plain for _, whole in _CUT_CAPTIONS) or plain == "affinity" else said
 
 
-def odd_devices(legends: Legends, columns: Collection[str], classes: Collection[str], warnings: Warnings) -> dict[str, str]:
+def odd_devices(
+    legends: Legends, columns: Collection[str], classes: Collection[str], warnings: Warnings
+) -> dict[str, str]:
     """System names by column, of those that the legend says; a warning for each that it doesn't say properly."""
     found: dict[str, str] = {}
     for column, (said, line) in legends.devices.items():
