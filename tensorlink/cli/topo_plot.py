@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _COLORS = ("#2e8b57", "#1f77b4", "#1f77b4", "#c9a000", "#e07b00", "#c62828")
 _FAR = 4  # from this closeness on, a NIC isn't next to its GPU
 _UNKNOWN = "#888888"
+_NOT_KNOWN = "NUMA node not known"
 _NICS_A_GPU = 2
 _GAP, _MARGIN = 1.4, 0.7
 _GPU_Y, _NIC_Y, _CPU_Y, _TOP = 2.0, 0.8, -0.2, 2.7
@@ -103,7 +104,7 @@ def _node(device: Device) -> str:
     node = device.numa_node if device.numa_node is not None else device.numa_affinity
     if node is None and device.cpu_affinity is not None and device.kind != "cpu":
         return f"CPUs {device.cpu_affinity[:40]}"
-    return "NUMA node unknown" if node is None else f"NUMA node {node}"
+    return _NOT_KNOWN if node is None else f"NUMA node {node}"
 
 
 def _rank(found: Topology, a: str, b: str) -> int:
@@ -228,7 +229,7 @@ def _draw_arcs(axes: Axes, found: Topology, at: dict[str, tuple[float, float]]) 
 
 def _draw_slow_hop(axes: Axes, found: Topology, boxes: Sequence[_Box]) -> None:
     """The way between one NUMA node and the next, by the class that its GPUs or NICs have across it."""
-    for one, other in pairwise(boxes):
+    for one, other in pairwise(box for box in boxes if box.title != _NOT_KNOWN):
         links = [
             link
             for a in [*one.gpus, *one.nics]

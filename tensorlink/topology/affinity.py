@@ -89,7 +89,8 @@ def separate(texts: Sequence[str], captions: Sequence[str], others: Iterable[str
         return None
     known = [pairs for pairs in (ranges(text) for text in others) if pairs]
     found: list[list[str]] = []
-    for parts in product(*(_grown(text, len(captions)) for text in texts)):
+    ways = [_grown(text, len(captions)) if _is_grown(text, captions, known) else [[text]] for text in texts]
+    for parts in product(*ways):
         way = [piece for part in parts for piece in part]
         if len(way) == len(captions) and all(map(fits, way, captions)):
             cpus = ranges(way[list(captions).index(CPU)]) if CPU in captions else None
@@ -98,10 +99,20 @@ def separate(texts: Sequence[str], captions: Sequence[str], others: Iterable[str
     return found[0] if len(found) == 1 else None
 
 
+def _is_grown(text: str, captions: Sequence[str], known: list[list[tuple[int, int]]]) -> bool:
+    """Whether a word is no value as it is, or a list that doesn't look like CPUs."""
+    pairs = ranges(text)
+    if pairs is None:
+        return not any(fits(text, caption) for caption in captions)
+    return (len(pairs) > 1 or len(known) > 0) and "-" in text and not _plausible(pairs, known)
+
+
 def _plausible(cpus: list[tuple[int, int]], known: list[list[tuple[int, int]]]) -> bool:
-    if len(cpus) > 1 and cpus[0][1] > cpus[0][0] and len({high - low for low, high in cpus}) == 1:
+    if cpus in known:
         return True
-    return any(cpus == pairs or cpus[0][1] + 1 == pairs[0][0] or pairs[0][1] + 1 == cpus[0][0] for pairs in known)
+    if len(cpus) > 1:
+        return cpus[0][1] > cpus[0][0] and len({high - low for low, high in cpus}) == 1
+    return any(cpus[0][1] + 1 == pairs[0][0] or pairs[0][1] + 1 == cpus[0][0] for pairs in known)
 
 
 def _grown(text: str, most: int) -> list[list[str]]:

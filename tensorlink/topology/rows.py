@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
 
 from tensorlink.errors import TopologyError
@@ -53,6 +53,10 @@ class Found:
     """Where captions begin on the screen, if that can be told."""
     columns_at: dict[str, int]
     rows: list[Row]
+    cut_within: bool = False
+    """The header ends within a caption."""
+    cut_at: int | None = None
+    """Where it ends on the screen, if it may have been cut there: some caption is missing, or cut."""
 
 
 def find(lines: Sequence[Line], ends: Collection[int], vocabulary: Vocabulary, warnings: Warnings) -> Found:
@@ -71,7 +75,7 @@ def find(lines: Sequence[Line], ends: Collection[int], vocabulary: Vocabulary, w
         if rows and (_begins_another(row_words, starts, labels) or _left_behind(ends, rows[-1], line, starts)):
             warnings.add("another table begins here: only the first one is read", line.number)
             break
-        if starts and not rows:
+        if starts and not rows and _header_words(row_words[: starts[0]]):
             above.append(Line(line.number, line.text[: row_words[starts[0]].at]))
         if not starts and rows:
             _continue(rows[-1], row_words, previous, line, vocabulary)
@@ -103,14 +107,15 @@ def _row_starts(row: Sequence[Word], vocabulary: Vocabulary) -> list[int]:
         cell = bool(vocabulary.split(following.text)) or following.text in _SELF or following.text in UNKNOWN
         if cell or (has_self and _is_strange_class(following.text)):
             found.append(index)
-    numbered = [index for index in found if words.is_numbered(row[index].text)]
+    header = {word.text for word in row[: found[0]]} if found else set()
+    numbered = [index for index in found if words.is_numbered(row[index].text) or row[index].text in header]
     if has_self or any(row[index + 1].text not in UNKNOWN for index in found):
         return numbered or found[:1]
     return []
 
 
 def _is_strange_class(text: str) -> bool:
-    return _STRANGE_CLASS.fullmatch(text) is not None and not text.startswith(_NO_CLASS)
+    return _STRANGE_CLASS.fullmatch(text) is not None and not text.startswith(_NO_CLASS) and not words.is_numbered(text)
 
 
 def _begins_another(row: Sequence[Word], starts: Sequence[int], labels: Collection[str]) -> bool:
@@ -130,14 +135,27 @@ def _continue(row: Row, more: list[Word], previous: Line | None, line: Line, voc
     """Adds to a row what its next line has, if that can belong to it."""
     if not more or previous is None or row.parts[-1][-1:] == [] or previous.number != row.parts[-1][-1].line:
         return
-    half = len(more) > 1 or not previous.text[-1:].isspace()  # a first word that was cut may look like anything
-    if all(_is_word(word.text, vocabulary) for word in more[1 if half else 0 :]):
-        row.parts.append([Word(word.text, word.at, word.line, None, False) for word in more])
+    good = [_is_word(word.text, vocabulary) for word in more]
+    # The words at both ends may be halves of others, and look like anything.
+    joined = _is_word(row.parts[-1][-1].text + more[0].text, vocabulary)
+    if all(good[1:-1]) and (any(good) or joined):
+        row.parts.append([replace(word, aligned=False) for word in more])
         row.seams.append(not previous.text[-1:].isspace() and not line.text[:1].isspace())
 
 
 def _is_word(text: str, vocabulary: Vocabulary) -> bool:
     return affinity.is_tail(text) or any(not rest or affinity.is_tail(rest) for _, rest in vocabulary.split(text))
+
+
+def unglue(row: Row, columns: Collection[str], vocabulary: Vocabulary) -> Row:
+    """A row whose name grew together with its first classes, `NIC10SYS`, as what it was."""
+    text = row.label.text
+    names = [name for name in columns if text.startswith(name)] if text not in columns else []
+    name = max(names, key=len, default=text)
+    if name == text or not any(not rest for _, rest in vocabulary.split(text[len(name) :])):
+        return row
+    first = replace(row.label, text=text[len(name) :], at=row.label.at + len(name))
+    return Row(replace(row.label, text=name), [[first, *row.parts[0]], *row.parts[1:]], row.seams)
 
 
 def ways_to_join(row: Row, vocabulary: Vocabulary) -> Iterable[list[Word]]:
@@ -146,7 +164,7 @@ def ways_to_join(row: Row, vocabulary: Vocabulary) -> Iterable[list[Word]]:
     open_seams = 0
     for seam, part, following in zip(row.seams, row.parts, row.parts[1:], strict=False):
         apart = _is_word(part[-1].text, vocabulary) and _is_word(following[0].text, vocabulary)
-        joined = seam and _is_word(part[-1].text + following[0].text, vocabulary)
+        joined = seam and _is_word(_joined(part[-1], following[0]), vocabulary)
         open_seams += apart and joined
         choices.append((False, True) if apart and joined and open_seams <= _MAX_SEAMS else (joined and not apart,))
     for way in product(*choices):
@@ -154,9 +172,14 @@ def ways_to_join(row: Row, vocabulary: Vocabulary) -> Iterable[list[Word]]:
         for join, part in zip(way, row.parts[1:], strict=False):
             if join:
                 last = found.pop()
-                found.append(Word(last.text + part[0].text, last.at, last.line, None, False))
+                found.append(Word(_joined(last, part[0]), last.at, last.line, None, False))
             found += part[1:] if join else part
         yield found
+
+
+def _joined(last: Word, first: Word) -> str:
+    """Two halves as one word; the comma at the end of a list had been taken off."""
+    return last.text + ("," if last.goes_on else "") + first.text
 
 
 def cells_of(row: Sequence[Word], count: int, vocabulary: Vocabulary) -> Cells:
@@ -203,10 +226,10 @@ def _pieces(text: str, room: int, vocabulary: Vocabulary, after: Sequence[str]) 
 def _with_header(above: Sequence[Line], rows: list[Row], vocabulary: Vocabulary) -> Found:
     """The header that fits the rows best, of the lines above the first."""
     labels = [row.label.text for row in rows]
-    lines = _header_lines(above)
+    lines = _header_lines(above, vocabulary)
     best: list[Word] = []
     for joints in product(("", " "), repeat=min(max(len(lines) - 1, 0), _MAX_SEAMS)):
-        text = "".join(line.text + joint for line, joint in zip(lines, [*joints, *[" "] * len(lines)], strict=False))
+        text = "".join(line.text + joint for line, joint in zip(lines, [*joints, *[""] * len(lines)], strict=False))
         header = _header_words(words.words_of(Line(lines[0].number, text))) if lines else []
         if not best or _names(header, labels) == labels:
             best = header
@@ -225,21 +248,31 @@ def _with_header(above: Sequence[Line], rows: list[Row], vocabulary: Vocabulary)
         starts.append(best[-1].at)
     on_screen = len(lines) == 1 and all(word.aligned for word in best)
     columns_at = {word.text: word.at for word in best if not word.caption} if on_screen else {}
-    return Found(_names(best, labels), captions, starts if on_screen else None, columns_at, rows)
+    found = Found(_names(best, labels), captions, starts if on_screen else None, columns_at, rows, cut is not None)
+    if on_screen and best and len(captions) < len(words.CAPTIONS) + (cut is not None):
+        found.cut_at = best[-1].at + len(best[-1].text)
+    return found
 
 
-def _header_lines(above: Sequence[Line]) -> list[Line]:
+def _header_lines(above: Sequence[Line], vocabulary: Vocabulary) -> list[Line]:
+    """The last lines above the rows that make a header: several if it was broken, even within a word."""
     found: list[Line] = []
+    complete = False
     for line in reversed(above):
         if not line.text.strip():
             if found:
                 break
             continue
-        header = _is_header(words.words_of(line))
-        if (found and not header and any(_is_header(words.words_of(one)) for one in found)) or len(
-            found
-        ) >= _MAX_HEADER_LINES:
+        line_words = words.words_of(line)
+        if any(word.text in vocabulary for word in line_words):  # a row that lost its name
+            if complete:
+                break
+            continue
+        header = _header_words(line_words)
+        odd = [word for word in header[:-1] if not word.caption and not words.is_name(word.text)]
+        if (complete and (odd or not header)) or len(found) >= _MAX_HEADER_LINES:
             break
+        complete = complete or len(header) > 0
         found.insert(0, line)
     while found and not any(words.is_accelerator(word.text) for word in words.words_of(found[0])):
         found.pop(0)

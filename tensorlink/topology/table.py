@@ -6,7 +6,9 @@ the way is found by that, and filled in from the other row; where the two differ
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from tensorlink.errors import TopologyError
 from tensorlink.topology import affinity, rates, rows, words
@@ -14,9 +16,17 @@ from tensorlink.topology.classes import SELF, UNKNOWN, Vocabulary, numbered
 from tensorlink.topology.graph import Device, Kind, Link, Topology
 from tensorlink.topology.rows import Cells, Found, Row
 from tensorlink.topology.text import Warnings, lines_of
-from tensorlink.topology.words import CPU, Legends
+from tensorlink.topology.words import CPU, Legends, Word
 
 Matrix = dict[tuple[str, str], str]
+
+
+@dataclass
+class _Parts:
+    """Cells by row and column: of rows that have all theirs, and of others."""
+
+    whole: dict[str, dict[str, str]] = field(default_factory=dict)
+    damaged: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
 def read(text: str) -> Topology:
@@ -29,16 +39,17 @@ def read(text: str) -> Topology:
         TopologyError: there is no table, or its rows don't fit its header.
     """
     warnings = Warnings()
-    legends, rest, ends = words.read_legends(lines_of(text))
+    legends, rest, ends = words.read_legends(lines_of(_unfold(text)))
     vocabulary = Vocabulary.of(legends.classes)
     found = rows.find(rest, ends, vocabulary, warnings)
+    found.rows = [rows.unglue(row, found.header, vocabulary) for row in found.rows]
     columns = _columns(found, vocabulary, warnings)
-    matrix: Matrix = {}
+    parts = _Parts()
     tails: dict[str, Cells] = {}
     for row in found.rows:
         if row.label.text in columns:
             cells = _best_way(row, columns, found.captions, vocabulary)
-            _take_row(row, cells, columns, matrix, warnings)
+            _take_row(row, cells, columns, parts, warnings)
             tails[row.label.text] = cells
         else:
             warnings.add(f"the header has no column {row.label.text!r}: its row is left out", row.label.line)
@@ -47,8 +58,15 @@ def read(text: str) -> Topology:
             warnings.add(f"there is no row of {column}: what the other rows say of it is all that is known")
     facts = _affinities(found, tails, warnings)
     devices = _devices(columns, facts, legends, vocabulary, warnings)
-    links = _links(devices, matrix, vocabulary, warnings)
+    links = _links(devices, _matrix(parts, warnings), vocabulary, warnings)
     return Topology(devices=tuple(devices), links=tuple(links), source="topo -m", warnings=warnings.all())
+
+
+def _unfold(text: str) -> str:
+    """Line breaks before legends and what they say, where a text has hardly any."""
+    if text.strip().count("\n") > 2 or text.count("\\n") > 2:
+        return text
+    return re.sub(r"\s(?=(?:NIC )?Legend:|NIC\d{1,4}:\s|[A-Z]{1,8}#? {0,4}= )", "\n", text)
 
 
 def _columns(found: Found, vocabulary: Vocabulary, warnings: Warnings) -> list[str]:
@@ -58,23 +76,29 @@ def _columns(found: Found, vocabulary: Vocabulary, warnings: Warnings) -> list[s
         TopologyError: neither does.
     """
     labels = [row.label.text for row in found.rows]
-    header = found.header
+    header, first = found.header, found.rows[0].label
     if len(header) > rows.MAX_COLUMNS:
-        raise TopologyError(f"a table has at most {rows.MAX_COLUMNS} columns", line=found.rows[0].label.line, column=1)
-    if len(set(header)) == len(header) and _is_subsequence(labels, header):
+        raise TopologyError(f"a table has at most {rows.MAX_COLUMNS} columns", line=first.line, column=1)
+    distinct = len(set(header)) == len(header)
+    if distinct and set(labels) <= set(header):
+        if not _is_subsequence(labels, header):
+            warnings.add("the rows are in another order than the columns", first.line)
         return header
-    if len(set(header)) == len(header) and labels[: len(header)] != header and set(labels) & set(header):
-        known = [label for label in labels if label in header]
-        if len(known) > len(labels) // 2 and _is_subsequence(known, header) and len(header) >= len(labels):
-            return header
+    for known in (header, header[:-1]):  # the last name may be cut too
+        if known and labels[: len(known)] == known:
+            warnings.add(f"the header ends with {known[-1]}: the columns after it are taken to be the rows", first.line)
+            return labels
+    if distinct and len(header) >= len(labels) and 2 * sum(label in header for label in labels) > len(labels):
+        return header
     for index, row in enumerate(found.rows):
-        cells = rows.cells_of(row.parts[0], rows.MAX_COLUMNS, vocabulary)
-        if cells.texts[index : index + 1] != [SELF]:
-            word = row.label
-            why = f"the rows don't fit the header: no X in column {index + 1} of the row {word.text}"
-            raise TopologyError(why, line=word.line, column=word.at + 1)
+        if not any(
+            rows.cells_of(way, rows.MAX_COLUMNS, vocabulary).texts[index : index + 1] == [SELF]
+            for way in rows.ways_to_join(row, vocabulary)
+        ):
+            why = f"the rows don't fit the header: no X in column {index + 1} of the row {row.label.text}"
+            raise TopologyError(why, line=row.label.line, column=row.label.at + 1)
     said = "there is no header" if not header else "the header doesn't name all rows"
-    warnings.add(f"{said}: the columns are taken to be the rows", found.rows[0].label.line)
+    warnings.add(f"{said}: the columns are taken to be the rows", first.line)
     return labels
 
 
@@ -97,36 +121,55 @@ def _best_way(row: Row, columns: Sequence[str], captions: Sequence[str], vocabul
     return first
 
 
-def _take_row(row: Row, cells: Cells, columns: Sequence[str], matrix: Matrix, warnings: Warnings) -> None:
-    """Puts those cells of a row into the matrix whose columns are beyond doubt, by their distance from the row's X."""
+def _take_row(row: Row, cells: Cells, columns: Sequence[str], parts: _Parts, warnings: Warnings) -> None:
+    """Takes those cells of a row whose columns are beyond doubt, by their distance from the row's X."""
     label, count = row.label, len(columns)
     own = columns.index(label.text)
     at = cells.texts.index(SELF) if SELF in cells.texts else None
-    if at is not None and cells.texts[own : own + 1] == [SELF]:
+    if cells.texts[own : own + 1] == [SELF]:
         at = own
+    whole = len(cells.texts) == count and at == own
     ends_here = not cells.tail and cells.strange is None
-    left = own if at == own or (at is None and len(cells.texts) <= own and ends_here) else 0
-    after = len(cells.texts) - (own + 1 if at == own else (at or 0) + 1)
-    whole_right = at is not None and after == count - own - 1
-    right = after if at is not None and (whole_right or (at == own and ends_here)) else 0
+    left = own if at == own else len(cells.texts) if at is None and len(cells.texts) <= own and ends_here else 0
+    right = len(cells.texts) - at - 1 if at is not None else 0
+    if right != count - own - 1 and not (at == own and ends_here):
+        right = 0
     taken = list(zip(columns[:left], cells.texts[:left], strict=False))
     if at is not None:
         taken += zip(columns[own + 1 :], cells.texts[at + 1 : at + 1 + right], strict=False)
     for column, text in taken:
         if text == SELF:
             warnings.add(f"the row {label.text} has an X in column {column}: left out", label.line)
-        elif text is not None:
-            matrix[label.text, column] = text
-    if len(cells.texts) != count or at != own:
+    kept = {column: text for column, text in taken if text is not None and text != SELF}
+    (parts.whole if whole else parts.damaged)[label.text] = kept
+    if not whole:
         said = f"{len(cells.texts)} of {count} cells" + ("" if at == own else ", and no X in its own column")
-        warnings.add(f"column {label.at + 1}: the row {label.text} has {said}; {len(taken)} are used", label.line)
+        warnings.add(f"column {label.at + 1}: the row {label.text} has {said}; {len(kept)} are used", label.line)
     elif cells.strange is not None:
         warnings.add(f"the row {label.text} ends with {cells.strange[:40]!r}, which is left out", label.line)
     for text, place in zip(cells.texts, cells.places, strict=True):
         if text is None and place.text not in UNKNOWN:
             warnings.add(f"column {place.at + 1}: {place.text[:40]!r} is no link class", place.line)
-    if len(cells.texts) < count and taken and ends_here:  # a class that was cut may look like another: NV1 of NV18
-        matrix[label.text, f"cut {taken[-1][0]}"] = ""
+
+
+def _matrix(parts: _Parts, warnings: Warnings) -> Matrix:
+    """All cells. A damaged row counts where no other contradicts it: if one does, its cells may be shifted."""
+    matrix = {(a, b): text for a, row in parts.whole.items() for b, text in row.items()}
+    for a, row in parts.damaged.items():
+        back = {b: parts.whole.get(b, {}).get(a) for b in row}
+        wrong = [b for b in row if back[b] is not None and back[b] != row[b]]
+        if wrong:
+            warnings.add(
+                f"the damaged row of {a} says {row[wrong[0]]} of {wrong[0]}, whose row says {back[wrong[0]]}: it is left out"
+            )
+            continue
+        last = next(reversed(row), None)
+        for b, text in row.items():
+            if b == last and back[b] is None and text[-1:].isdecimal():  # NV1 may be what is left of NV18
+                warnings.add(f"the damaged row of {a} ends with {text}, which may be cut: it is left out")
+            else:
+                matrix[a, b] = text
+    return matrix
 
 
 def _affinities(found: Found, tails: Mapping[str, Cells], warnings: Warnings) -> dict[str, affinity.Values]:
@@ -143,18 +186,32 @@ def _affinities(found: Found, tails: Mapping[str, Cells], warnings: Warnings) ->
             continue
         texts, line = [word.text for word in cells.tail], cells.tail[0].line
         apart = affinity.separate(texts, found.captions, lists)
-        if apart is not None and not all(text in UNKNOWN for text in texts):
+        if apart is not None and apart != texts:
             warnings.add(f"{' '.join(texts)!r} is read as {' '.join(apart)!r}", line)
             facts[name] = dict(zip(found.captions, map(affinity.value, apart), strict=True))
             continue
         values = affinity.assign(cells.tail, found.captions, _starts(found, name, cells))
-        cut = len(full) > 0 and len(texts) < len(found.captions) and texts[-1] not in UNKNOWN
-        facts[name] = {key: one for key, one in values.items() if not (cut and one == texts[-1])}
-        if set(facts[name]) != set(found.captions):
+        begins = found.captions[-1] == CPU and any(one != texts[-1] and one.startswith(texts[-1]) for one in lists)
+        if begins or _may_be_cut(found, cells.tail, len(full) > 0):
+            values = {key: one for key, one in values.items() if one != texts[-1]}
+        facts[name] = values
+        short = len(texts) < len(found.captions) and any(text not in UNKNOWN for text in texts)
+        if short or set(values) != set(found.captions):
             warnings.add(
                 f"column {cells.tail[0].at + 1}: {' '.join(texts)!r} leaves the affinities of {name} unclear", line
             )
     return facts
+
+
+def _may_be_cut(found: Found, tail: Sequence[Word], others_full: bool) -> bool:
+    """Whether the last word of a row may be what is left of a longer one: the row is short of words, or both it and the
+    header end at the same place of the screen, or within a caption."""
+    last = tail[-1]
+    if last.text in UNKNOWN or last.goes_on:
+        return last.goes_on
+    if len(tail) < len(found.captions):
+        return others_full or found.cut_at is not None
+    return found.cut_within or (last.aligned and found.cut_at == last.at + len(last.text))
 
 
 def _starts(found: Found, name: str, cells: Cells) -> Sequence[int] | None:
@@ -216,19 +273,15 @@ def _links(devices: Sequence[Device], matrix: Matrix, vocabulary: Vocabulary, wa
 
 
 def _stated(a: str, b: str, matrix: Matrix, vocabulary: Vocabulary, warnings: Warnings) -> str | None:
-    """What the row of `a` says of `b`, unless that is doubtful: a strange class, or one that was cut, of which the other
-    row says something else."""
-    text, back = matrix.get((a, b)), matrix.get((b, a))
-    if text is None or text == back:
-        if text is not None and text not in vocabulary:
-            warnings.add(f"no legend explains the class {text}, and it is none that is known")
-        return None if text in UNKNOWN else text
-    if (a, f"cut {b}") in matrix and (back is not None or text not in vocabulary):
-        return None
-    if text not in vocabulary:
-        warnings.add(f"{a} to {b}: {text} is no link class, and the row of {b} doesn't say so: left out")
-        return None
-    return text
+    """What the row of `a` says of `b`; a class that nobody explains counts if the row of `b` says the same."""
+    text = matrix.get((a, b))
+    if text is None or text in UNKNOWN or text in vocabulary:
+        return text if text not in UNKNOWN else None
+    if text == matrix.get((b, a)):
+        warnings.add(f"no legend explains the class {text}, and it is none that is known")
+        return text
+    warnings.add(f"{a} to {b}: {text} is no link class, and the row of {b} doesn't say so: left out")
+    return None
 
 
 def _link(a: Device, b: Device, link_class: str) -> Link:

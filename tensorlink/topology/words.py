@@ -42,6 +42,8 @@ class Word:
     caption: str | None = None
     aligned: bool = True
     """Whether `at` means a place on a screen: the line has no tabs and isn't the continuation of another."""
+    goes_on: bool = False
+    """A comma behind it says that a list was cut."""
 
 
 @dataclass
@@ -62,7 +64,8 @@ def words_of(line: Line) -> list[Word]:
         caption = match.lastgroup if match.lastgroup != "word" else None
         word = match[0].rstrip(",;") if caption is None else match[0]
         if word:
-            found.append(Word(word, match.start(), line.number, caption, "\t" not in text))
+            goes_on = match[0].endswith(",") and word[-1].isdecimal()
+            found.append(Word(word, match.start(), line.number, caption, "\t" not in text, goes_on))
     return found
 
 
@@ -129,7 +132,7 @@ def read_legends(lines: Iterable[Line]) -> tuple[Legends, list[Line], set[int]]:
 
 def device_name(said: str, columns: Collection[str], classes: Collection[str]) -> str | None:
     """The system's name of a NIC, if what the legend says can be one: the tool itself prints bytes of its table at times."""
-    if not _NAME.fullmatch(said) or len(said) < 3 or said in columns or said in classes or is_numbered(said):
+    if not is_name(said) or len(said) < 3 or said in columns or said in classes or is_numbered(said):
         return None
     plain = said.lower()
     return None if any(plain in whole or whole in plain for _, whole in _CUT_CAPTIONS) or plain == "affinity" else said
@@ -140,15 +143,18 @@ def odd_devices(
 ) -> dict[str, str]:
     """System names by column, of those that the legend says; a warning for each that it doesn't say properly."""
     found: dict[str, str] = {}
+    all_said = {said for said, _ in legends.devices.values()}
     for column, (said, line) in legends.devices.items():
         name = device_name(said, columns, classes)
         if column not in columns:
             warnings.add(f"the legend names {column}, which the table hasn't", line)
-        elif name is None:
+        elif name is None or name.endswith("_") or any(other.startswith(f"{name}_") for other in all_said):
             warnings.add(f"the legend of {column} is {said[:40]!r}, which is no device's name: left out", line)
         elif name in found.values():
-            warnings.add(f"the legend gives {name} to {column} too", line)
-            found[column] = name
+            warnings.add(f"the legend gives {name} to {column} too: left out", line)
         else:
             found[column] = name
+    nameless = [column for column in columns if column.startswith("NIC") and column not in legends.devices]
+    if nameless:
+        warnings.add(f"the legend doesn't name {', '.join(nameless[:8])}{' and others' if len(nameless) > 8 else ''}")
     return found
