@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise, product
 
 from tensorlink.errors import TopologyError
@@ -18,8 +18,10 @@ from tensorlink.topology.text import Line, Warnings
 from tensorlink.topology.words import Word
 
 MAX_COLUMNS = 512
-_MAX_SEAMS = 5
+_MAX_WORDS = MAX_COLUMNS * (MAX_COLUMNS + 8)
+_MAX_SEAMS = 4
 _MAX_HEADER_LINES = 16
+_MAX_HEADER = 16 << 10  # characters
 _STRANGE_CLASS = re.compile(r"[A-Z][A-Z0-9_*]{1,11}")
 _NO_CLASS = ("CPU", "NUMA", "GPU", "NIC", "ID")
 _SELF = ("x", "S")  # other tools' words for X
@@ -69,8 +71,12 @@ def find(lines: Sequence[Line], ends: Collection[int], vocabulary: Vocabulary, w
     above: list[Line] = []
     labels: set[str] = set()
     previous: Line | None = None
+    count = 0
     for line in lines:
         row_words = words.words_of(line)
+        count += len(row_words)
+        if count > _MAX_WORDS:
+            raise TopologyError(f"a table has at most {_MAX_WORDS} words", line=line.number, column=1)
         starts = _row_starts(row_words, vocabulary)
         if rows and (_begins_another(row_words, starts, labels) or _left_behind(ends, rows[-1], line, starts)):
             warnings.add("another table begins here: only the first one is read", line.number)
@@ -139,7 +145,7 @@ def _continue(row: Row, more: list[Word], previous: Line | None, line: Line, voc
     # The words at both ends may be halves of others, and look like anything.
     joined = _is_word(row.parts[-1][-1].text + more[0].text, vocabulary)
     if all(good[1:-1]) and (any(good) or joined):
-        row.parts.append([replace(word, aligned=False) for word in more])
+        row.parts.append([word._replace(aligned=False) for word in more])
         row.seams.append(not previous.text[-1:].isspace() and not line.text[:1].isspace())
 
 
@@ -154,8 +160,8 @@ def unglue(row: Row, columns: Collection[str], vocabulary: Vocabulary) -> Row:
     name = max(names, key=len, default=text)
     if name == text or not any(not rest for _, rest in vocabulary.split(text[len(name) :])):
         return row
-    first = replace(row.label, text=text[len(name) :], at=row.label.at + len(name))
-    return Row(replace(row.label, text=name), [[first, *row.parts[0]], *row.parts[1:]], row.seams)
+    first = row.label._replace(text=text[len(name) :], at=row.label.at + len(name))
+    return Row(row.label._replace(text=name), [[first, *row.parts[0]], *row.parts[1:]], row.seams)
 
 
 def ways_to_join(row: Row, vocabulary: Vocabulary) -> Iterable[list[Word]]:
@@ -258,6 +264,7 @@ def _header_lines(above: Sequence[Line], vocabulary: Vocabulary) -> list[Line]:
     """The last lines above the rows that make a header: several if it was broken, even within a word."""
     found: list[Line] = []
     complete = False
+    size = 0
     for line in reversed(above):
         if not line.text.strip():
             if found:
@@ -270,7 +277,8 @@ def _header_lines(above: Sequence[Line], vocabulary: Vocabulary) -> list[Line]:
             continue
         header = _header_words(line_words)
         odd = [word for word in header[:-1] if not word.caption and not words.is_name(word.text)]
-        if (complete and (odd or not header)) or len(found) >= _MAX_HEADER_LINES:
+        size += len(line.text)
+        if (complete and (odd or not header)) or len(found) >= _MAX_HEADER_LINES or size > _MAX_HEADER:
             break
         complete = complete or len(header) > 0
         found.insert(0, line)

@@ -9,6 +9,7 @@ from tensorlink.errors import TopologyError
 
 MAX_BYTES = 2 << 20
 MAX_LINES = 20_000
+MAX_LINE = 64 << 10
 MAX_WARNINGS = 50
 
 _ESCAPES = re.compile(
@@ -16,7 +17,15 @@ _ESCAPES = re.compile(
     r"|\x1b\[[0-9;?]{0,16}[@-~]|\x1b\][^\x07\x1b\n]{0,256}(?:\x07|\x1b\\)?|\x1b[ -/]{0,4}[0-~]"
 )
 _INVISIBLE = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f\u200b-\u200f\u2028\u2029\u2060\ufeff\ufffd]")
-_BOXES = dict.fromkeys(map(ord, "|\u2502\u2503\u2551\"'`"), " ")  # sides of tables, quotes of literals
+_BOXES = {
+    124: " ",
+    0x2502: " ",
+    0x2503: " ",
+    0x2551: " ",
+    34: " ",
+    39: " ",
+    96: " ",
+}  # | and the like are sides of tables, quotes of literals
 
 
 @dataclass(frozen=True)
@@ -42,13 +51,16 @@ def lines_of(text: str) -> list[Line]:
     """Lines without escape codes, boxes and quotes; a literal `\\n` breaks a line where the text has hardly a real one.
 
     Raises:
-        TopologyError: there are more than `MAX_LINES`.
+        TopologyError: there are more than `MAX_LINES`, or one is longer than `MAX_LINE`.
     """
     if text.count("\\n") > 2 > text.strip().count("\n"):
         text = text.replace("\\r", "").replace("\\n", "\n").replace("\\t", "\t")
     found = re.split(r"\r\n|[\n\r\v\f]", text)
     if len(found) > MAX_LINES:
         raise TopologyError(f"a recorded topology has at most {MAX_LINES} lines")
+    for number, line in enumerate(found, 1):
+        if len(line) > MAX_LINE:
+            raise TopologyError(f"a line has at most {MAX_LINE} characters", line=number, column=MAX_LINE + 1)
     return [
         Line(number, _INVISIBLE.sub(" ", _ESCAPES.sub("", line)).translate(_BOXES))
         for number, line in enumerate(found, 1)

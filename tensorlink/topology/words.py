@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tensorlink.topology.text import Line, Warnings
 
@@ -20,6 +21,8 @@ _CAPTION = (
 _WORD = re.compile(
     rf"{_CAPTION}|(?P<word>\S+?(?=\s|$|CPUs?[ \t_-]{{0,8}}Affinity|(?:NUMA|Node)[ \t_-]{{0,8}}Affinity))", re.IGNORECASE
 )
+_PLAIN_WORD = re.compile(r"(?P<word>\S+)")
+_HINT = re.compile(r"affinity|numa", re.IGNORECASE)
 _BLANK_IN_NAME = re.compile(rf"\b({_ACCELERATOR}|NIC)[ ](\d{{1,4}}(?:/\d{{1,3}})?)(?=\s|$)", re.ASCII)
 _NUMBERED = re.compile(rf"({_ACCELERATOR}|NIC)\d{{1,4}}(?:/\d{{1,3}})?", re.ASCII)
 _NAME = re.compile(r"[A-Za-z][\w./-]{0,63}", re.ASCII)
@@ -33,8 +36,7 @@ _MODEL_LINE = re.compile(r"\bGPU (\d{1,4}): (.{1,80}?) \(UUID: (GPU-[0-9a-fA-F-]
 _MAX_CLASSES = 64
 
 
-@dataclass(frozen=True)
-class Word:
+class Word(NamedTuple):
     text: str
     at: int
     """Where it begins in its line, from 0."""
@@ -60,7 +62,8 @@ class Legends:
 def words_of(line: Line) -> list[Word]:
     text = _BLANK_IN_NAME.sub(r"\1\2 ", line.text)
     found = []
-    for match in _WORD.finditer(text):
+    pattern = _WORD if _HINT.search(text) else _PLAIN_WORD
+    for match in pattern.finditer(text):
         caption = match.lastgroup if match.lastgroup != "word" else None
         word = match[0].rstrip(",;") if caption is None else match[0]
         if word:
