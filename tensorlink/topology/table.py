@@ -42,7 +42,7 @@ def read(text: str) -> Topology:
     legends, rest, ends = words.read_legends(lines_of(_unfold(text)))
     vocabulary = Vocabulary.of(legends.classes)
     found = rows.find(rest, ends, vocabulary, warnings)
-    found.rows = [rows.unglue(row, found.header, vocabulary) for row in found.rows]
+    found.rows = _distinct([rows.unglue(row, found.header, vocabulary) for row in found.rows], warnings)
     columns = _columns(found, vocabulary, warnings)
     parts = _Parts()
     tails: dict[str, Cells] = {}
@@ -60,6 +60,14 @@ def read(text: str) -> Topology:
     devices = _devices(columns, facts, legends, vocabulary, warnings)
     links = _links(devices, _matrix(parts, warnings), vocabulary, warnings)
     return Topology(devices=tuple(devices), links=tuple(links), source="topo -m", warnings=warnings.all())
+
+
+def _distinct(found: Sequence[Row], warnings: Warnings) -> list[Row]:
+    kept: dict[str, Row] = {}
+    for row in found:
+        if kept.setdefault(row.label.text, row) is not row:
+            warnings.add(f"the row {row.label.text} comes again: left out", row.label.line)
+    return list(kept.values())
 
 
 def _unfold(text: str) -> str:
@@ -85,7 +93,8 @@ def _columns(found: Found, vocabulary: Vocabulary, warnings: Warnings) -> list[s
             warnings.add("the rows are in another order than the columns", first.line)
         return header
     for known in (header, header[:-1]):  # the last name may be cut too
-        if known and labels[: len(known)] == known:
+        after = labels[len(known) :]
+        if known and labels[: len(known)] == known and (known is header or (after and after[0].startswith(header[-1]))):
             warnings.add(f"the header ends with {known[-1]}: the columns after it are taken to be the rows", first.line)
             return labels
     if distinct and len(header) >= len(labels) and 2 * sum(label in header for label in labels) > len(labels):

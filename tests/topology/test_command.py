@@ -16,7 +16,7 @@ from tests.topology.machines import NCCL, TABLE
 ROOT = Path(tensorlink.__file__).parents[1]
 
 
-def run(*arguments: str, stdin: str = "", code: str = "") -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, stdin: str = "", code: str = "pass") -> subprocess.CompletedProcess[str]:
     start = [sys.executable, "-c", f"import sys; {code}; from tensorlink.cli import main; main()"]
     return subprocess.run(
         [*start, "topo", *arguments], input=stdin, capture_output=True, text=True, timeout=100, cwd=ROOT, check=False

@@ -25,7 +25,16 @@ def test_showtopo_with_a_cut_row_is_filled_in_from_the_other() -> None:
 
 def test_nccl() -> None:
     found = topology.read(NCCL)
-    assert [device.name for device in found.devices] == "CPU0 SWITCH0 GPU0 mlx5_0 docker0 CPU1 GPU1 NVSWITCH0".split()
+    assert [device.name for device in found.devices] == [
+        "CPU0",
+        "SWITCH0",
+        "GPU0",
+        "mlx5_0",
+        "docker0",
+        "CPU1",
+        "GPU1",
+        "NVSWITCH0",
+    ]
     assert (found.device("CPU1").cpu_affinity, found.device("GPU0").pcie) == ("32-35", "PCIe5x16")
     gpus, near = found.between("GPU0", "GPU1"), found.between("GPU0", "mlx5_0")
     assert gpus is not None and (gpus.link_class, gpus.bytes_per_s) == ("NV18", 450 * 10**9)

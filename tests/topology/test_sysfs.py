@@ -72,7 +72,7 @@ def root(tmp_path: Path) -> Path:
 
 def test_machine(root: Path) -> None:
     found = topology.discover(root, labels={"rack": "7"})
-    assert [device.name for device in found.devices] == "CPU0 CPU1 GPU0 GPU1 mlx5_0 eno1 SWITCH0".split()
+    assert [device.name for device in found.devices] == ["CPU0", "CPU1", "GPU0", "GPU1", "mlx5_0", "eno1", "SWITCH0"]
     nic = found.device("mlx5_0")
     assert (nic.interfaces, nic.bytes_per_s, nic.numa_node, nic.labels) == (("ib0",), 50 * 10**9, 0, {"rack": "7"})
     assert (found.device("eno1").bytes_per_s, found.device("GPU0").pcie) == (3_125_000_000, "PCIe5x16")
