@@ -66,7 +66,12 @@ def test_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize(
     ("variable", "text"),
-    [("TENSORLINK_TIMEOUT", "soon"), ("TENSORLINK_POOL_BYTES", "1.5"), ("TENSORLINK_LEASE_S", "5s"), ("TENSORLINK_LABELS", "rack")],
+    [
+        ("TENSORLINK_TIMEOUT", "soon"),
+        ("TENSORLINK_POOL_BYTES", "1.5"),
+        ("TENSORLINK_LEASE_S", "5s"),
+        ("TENSORLINK_LABELS", "rack"),
+    ],
 )
 def test_unparsable_variable_is_named(variable: str, text: str) -> None:
     with pytest.raises(ValueError, match=rf"{variable} must be [\w =,]+, not '{text}'"):
