@@ -148,3 +148,12 @@ def test_models_tell_what_an_nvlink_carries() -> None:
 def test_what_is_no_table(text: str | bytes, message: str) -> None:
     with pytest.raises(TopologyError, match=message):
         topology.read(text)
+
+
+def test_a_row_that_lost_a_cell_is_left_out_where_others_contradict_it() -> None:
+    table = "     GPU0 GPU1 GPU2 GPU3\nGPU0 X NV2 PIX SYS\nGPU1 NV2 X SYS PIX\nGPU2 PIX SYS X NV2\nGPU3 SYS PIX NV2 X\n"
+    found = topology.read(table.replace("X NV2 PIX SYS", "X PIX SYS"))
+    assert facts(found) == facts(topology.read(table))
+    assert any("line 2" in warning for warning in found.warnings) and any(
+        "left out" in warning for warning in found.warnings
+    )
