@@ -113,6 +113,21 @@ class CorruptTransferError(TensorLinkError):
     """What arrived isn't what was sent: a checksum differs, or a message that a peer sent cannot be parsed."""
 
 
+class TopologyError(TensorLinkError, ValueError):
+    """A recorded topology cannot be read. `line` and `column` say where, counted from 1; None where there is no such place."""
+
+    def __init__(
+        self, message: str, *, line: int | None = None, column: int | None = None, **fields: str | None
+    ) -> None:
+        super().__init__(message, **fields)
+        self.line = line
+        self.column = column
+
+    def _what(self) -> str:
+        places = [f"{name} {at}" for name, at in (("line", self.line), ("column", self.column)) if at is not None]
+        return f"{', '.join(places)}: {self.message}" if places else self.message
+
+
 class TransportError(TensorLinkError):
     """A transport failed in a way that no other error describes.
 

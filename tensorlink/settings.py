@@ -61,6 +61,17 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
+def parse_labels(text: str) -> dict[str, str]:
+    """`rack=7,zone=a` as a dict. Raises: ValueError: something in it isn't NAME=VALUE, or a name comes twice."""
+    labels: dict[str, str] = {}
+    for part in _names(text):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not (name and equals and value) or name in labels:
+            raise ValueError(f"labels must be like rack=7,zone=a, each name once, not {part!r}")
+        labels[name] = value
+    return labels
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """How one endpoint behaves. Each field is read from `TENSORLINK_<FIELD>` where no argument gives it."""
@@ -91,6 +102,8 @@ class Settings:
     """Keeps two jobs of one user apart."""
     lease_s: float = 5.0
     """A peer that is silent for this long is down."""
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Where this process runs, `rack=7,zone=a`: names and values by which peers that are near each other are found."""
     control: str = "auto"
     """`auto`: messages ride the lane of a connection once it stands; `grpc`: everything stays on gRPC."""
     verify: bool = False
@@ -194,6 +207,7 @@ def flag(text: str) -> bool:
 _PARSERS: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "timeout": (float, "a number of seconds"),
     "lease_s": (float, "a number of seconds"),
+    "labels": (parse_labels, "labels like rack=7,zone=a"),
     "pool_bytes": (int, "a whole number of bytes"),
     "max_bytes_per_s": (int, "a whole number of bytes"),
     "verify": (flag, "0 or 1"),

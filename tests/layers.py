@@ -74,8 +74,16 @@ ONLY_IMPORTERS = {  # outside modules, and the only ones of ours that may import
     "ray": {"integrations"},
     "typer": {"cli"},
     "rich": {"cli"},
+    "matplotlib": {"cli"},
+    "pynvml": {"topology"},
 }
-OPTIONAL = {"torch", "ml_dtypes", "ray"}  # imported inside functions only: the package works without them
+OPTIONAL = {
+    "torch",
+    "ml_dtypes",
+    "ray",
+    "matplotlib",
+    "pynvml",
+}  # imported inside functions only: the package works without them
 
 # Calls that a module may make while it is imported: they declare, and touch nothing outside.
 DECLARATIONS = {

@@ -24,6 +24,7 @@ BUILTINS = {
     "PoolExhaustedError": (MemoryError,),
     "AuthenticationError": (PermissionError,),
     "CorruptTransferError": (),
+    "TopologyError": (ValueError,),
     "TransportError": (),
 }
 ALL = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, TensorLinkError)]

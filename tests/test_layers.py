@@ -107,7 +107,7 @@ def test_imports_without_anything_optional(module: str) -> None:
     name = f"tensorlink.{module}".rstrip(".")
     code = (
         "import sys\n"
-        "for name in ('torch', 'ml_dtypes', 'typer', 'rich', 'matplotlib', 'ray', 'psutil'): sys.modules[name] = None\n"
+        "for name in ('torch', 'ml_dtypes', 'typer', 'rich', 'matplotlib', 'ray', 'psutil', 'pynvml'): sys.modules[name] = None\n"
         f"import {name}\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, cwd=ROOT, timeout=60)

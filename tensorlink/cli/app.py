@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from tensorlink.cli import coordinator, flight, peers
+from tensorlink.cli import coordinator, flight, peers, topo
 from tensorlink.errors import TensorLinkError
 
 app = typer.Typer(
@@ -41,3 +41,4 @@ def _root() -> None:
 command(coordinator.coordinator)
 command(flight.flight)
 command(peers.peers)
+command(topo.topo)
