@@ -81,7 +81,7 @@ class Pair:
             runtime_env={"env_vars": {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}},
         )
 
-        self.source, self.target = Actor.remote(), Actor.remote()
+        self.source, self.target = Actor.remote(), Actor.remote()  # type: ignore[attr-defined]
         create_collective_group([self.source, self.target], backend="gloo")
 
     def milliseconds(self, way: str, name: str, repeats: int) -> float:

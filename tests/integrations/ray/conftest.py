@@ -17,19 +17,22 @@ RAY_LIMIT_S = 8.0
 os.environ["RAY_rdt_fetch_fail_timeout_milliseconds"] = str(int(RAY_LIMIT_S * 1000))  # noqa: SIM112 - Ray names it
 
 
+def environment(folder: Path) -> dict[str, str]:
+    """What a driver and its Ray need: they find this checkout, and meet nobody else's."""
+    return {
+        "XDG_RUNTIME_DIR": str(folder),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+        "RAY_AUTH_MODE": "disabled",  # it listens for this host only, and would leave a token in the home of the user
+        "TENSORLINK_LEASE_S": "60",  # a stopped process is silent, not gone
+    }
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     """A driver that is connected to a Ray whose workers find this checkout and register the transport when they start."""
     folder = make_runtime_dir()
-    environment = {
-        "XDG_RUNTIME_DIR": str(folder),
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
-        "RAY_AUTH_MODE": "disabled",  # it listens for this host only, and would leave a token in the home of the user
-        "RAY_DEDUP_LOGS": "0",
-        "TENSORLINK_LEASE_S": "60",  # a stopped process is silent, not gone
-    }
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment.items():
+        for name, value in environment(folder).items():
             patch.setenv(name, value)
         import ray
 
