@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 import weakref
@@ -27,6 +28,8 @@ from tensorlink.types import TensorRef
 
 if TYPE_CHECKING:
     import torch
+
+log = logging.getLogger("tensorlink")
 
 _registering = threading.Lock()
 
@@ -138,6 +141,10 @@ class TensorLinkTransport(TensorTransportManager):
             _release(kept)
 
     def get_communicator_metadata(self, src_actor: Any, dst_actor: Any, backend: str | None = None) -> Request:
+        if not getattr(dst_actor, "_ray_enable_tensor_transport", True):  # to raise here could end this process
+            log.error(
+                "%s gets tensors and has no enable_tensor_transport=True: Ray may hang in it and end it", dst_actor
+            )
         return Request(time.time())
 
     def send_multiple_tensors(

@@ -27,7 +27,9 @@ def folder() -> Iterator[Path]:
 def run(script: Path, folder: Path) -> str:
     done = subprocess.run(
         [sys.executable, str(script)],
-        env=os.environ | environment(folder) | {"RAY_TMPDIR": str(folder)},
+        env={name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        | environment(folder)
+        | {"RAY_TMPDIR": str(folder)},
         capture_output=True,
         text=True,
         timeout=110,
