@@ -188,7 +188,11 @@ class TensorRef:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TensorRef.from_bytes, (self.to_bytes(),)
+        return _unpickled, (self.to_bytes(),)  # a function: cloudpickle, which Ray uses, would take a method's code along
+
+
+def _unpickled(data: bytes) -> TensorRef:
+    return TensorRef.from_bytes(data)
 
 
 def _check_layout(layout: Layout) -> None:

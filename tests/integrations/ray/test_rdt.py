@@ -134,6 +134,7 @@ def test_gets_in_any_order_and_again(a: Any) -> None:
 def test_handles_go_where_ray_moves_nothing(a: Any, b: Any) -> None:
     """As a keyword argument, for instance; and nested in what Ray makes no difference of."""
     handle = on(a, lambda: endpoint().put(actors.ranged(50_000), reads=1))
+    assert len(ray.cloudpickle.dumps(handle)) < 512, "it takes code along"
     got = ray.get(b.call.remote(lambda where: float(endpoint().get(where["x"]).sum()), {"x": handle}))
     assert got == float(actors.ranged(50_000).sum())
     is_empty(a)
