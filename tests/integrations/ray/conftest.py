@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import os
+import select
+import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import tensorlink as tl
+from tests import leaks
 from tests.conftest import make_runtime_dir
 
 ROOT = Path(__file__).resolve().parents[3]
 RAY_LIMIT_S = 8.0
 # Read when Ray is imported, so set here: the limit after which it gives up a transfer, 60 s otherwise.
 os.environ["RAY_rdt_fetch_fail_timeout_milliseconds"] = str(int(RAY_LIMIT_S * 1000))  # noqa: SIM112 - Ray names it
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _leaves_nothing(_isolated_session: None) -> Iterator[None]:
+    """As for all modules, but for the threads and sockets that Ray keeps in a driver after its shutdown."""
+    before = leaks.Snapshot.take()
+    yield
+    deadline = time.monotonic() + 15.0
+    while (left := [what for what in leaks.settle(before, 0.0) if not _rays(what)]) and time.monotonic() < deadline:
+        select.select([], [], [], 0.05)
+    leaks.end_children(before)
+    assert not left, "left behind by this module:\n" + "\n".join(left)
+
+
+def _rays(what: str) -> bool:
+    return what.startswith(("thread native ", "fd ")) and "tensorlink" not in what
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -49,6 +69,7 @@ def cluster() -> Iterator[None]:
         yield
         ray.shutdown()
         tl.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)
