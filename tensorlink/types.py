@@ -188,9 +188,8 @@ class TensorRef:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (
-            self.to_bytes(),
-        )  # a function: cloudpickle, which Ray uses, would take a method's code along
+        # A function: cloudpickle, which Ray uses, would take a method's code along.
+        return _unpickled, (self.to_bytes(),)
 
 
 def _unpickled(data: bytes) -> TensorRef:
