@@ -188,7 +188,12 @@ class TensorRef:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TensorRef.from_bytes, (self.to_bytes(),)
+        # A function: cloudpickle, which Ray uses, would take a method's code along.
+        return _unpickled, (self.to_bytes(),)
+
+
+def _unpickled(data: bytes) -> TensorRef:
+    return TensorRef.from_bytes(data)
 
 
 def _check_layout(layout: Layout) -> None:

@@ -113,6 +113,19 @@ def test_a_tree_with_aliases_and_every_kind_of_leaf(pair: Pair) -> None:
         _ = ref.shape
 
 
+@pytest.mark.parametrize("count", [100, 3000])
+def test_a_tree_whose_description_lies_in_the_pool_is_mapped_too(pair: Pair, count: int) -> None:
+    """Its tensors lie behind the description, and readers of torch tensors map whole pages."""
+    a, b = pair
+    tree = [torch.full((64, 8), float(i)) for i in range(count)]
+    ref = b.call(put_and_keep, tree)
+    got = a.get(ref)
+    assert all(torch.equal(one, other) for one, other in zip(got, tree, strict=True))
+    got[0].fill_(-1)
+    assert float(a.get(ref)[0].sum()) == 0.0
+    b.call(drop_held)
+
+
 def test_get_into_out(pair: Pair) -> None:
     a, b = pair
     ref = b.call(put_and_keep, {"x": np.arange(100_000), "y": torch.ones(3)})

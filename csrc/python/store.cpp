@@ -30,11 +30,11 @@ std::unique_ptr<Stored> seal(Engine& engine, Descriptor descriptor, std::string_
 }
 
 // Where an object lies in its block: the payload behind the meta, if that is there too, so that whoever reads along has the meta first.
+// The payload begins on a page, since readers map it copy-on-write.
 struct Room {
   uint64_t payload_at, nbytes;
   Room(const Packed& packed, bool beside)
-      : payload_at(beside ? 0 : round_up(packed.meta.size(), kAlign)), nbytes(payload_at + packed.nbytes) {}
-  static constexpr uint64_t kAlign = 64;
+      : payload_at(beside ? 0 : round_up(packed.meta.size(), kPage)), nbytes(payload_at + packed.nbytes) {}
 };
 
 // Who waits for room waits for the one that holds most.
