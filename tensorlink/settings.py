@@ -14,6 +14,7 @@ from typing import Any
 from tensorlink import network
 
 ENV_PREFIX = "TENSORLINK_"
+NO_RENDEZVOUS = "none"
 INTERFACE = re.compile(r"[^\s/:,]{1,15}")
 NAMESPACE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 
@@ -61,12 +62,26 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
+def parse_labels(text: str) -> dict[str, str]:
+    """`rack=7,zone=a` as a dict. Raises: ValueError: something in it isn't NAME=VALUE, or a name comes twice."""
+    labels: dict[str, str] = {}
+    for part in _names(text):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not (name and equals and value) or name in labels:
+            raise ValueError(f"labels must be like rack=7,zone=a, each name once, not {part!r}")
+        labels[name] = value
+    return labels
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """How one endpoint behaves. Each field is read from `TENSORLINK_<FIELD>` where no argument gives it."""
 
     coordinator: str | None = None
     """`HOST:PORT` or `unix:PATH` of the coordinator; None: the one of this user and namespace on this host."""
+    rendezvous: str | None = None
+    """How the coordinator is found where none is named, by what runs this process: the name of a plugin, or `none`. None: by
+    what is there, if anything is."""
     interface: str | None = None
     """Where other hosts reach this peer: the name of a network interface, `eth0`, or an IP address of this host. None:
     the address from which it reaches its coordinator. Peers listen for other hosts only where there is a token."""
@@ -91,6 +106,8 @@ class Settings:
     """Keeps two jobs of one user apart."""
     lease_s: float = 5.0
     """A peer that is silent for this long is down."""
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Where this process runs, `rack=7,zone=a`: names and values by which peers that are near each other are found."""
     control: str = "auto"
     """`auto`: messages ride the lane of a connection once it stands; `grpc`: everything stays on gRPC."""
     verify: bool = False
@@ -194,6 +211,7 @@ def flag(text: str) -> bool:
 _PARSERS: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "timeout": (float, "a number of seconds"),
     "lease_s": (float, "a number of seconds"),
+    "labels": (parse_labels, "labels like rack=7,zone=a"),
     "pool_bytes": (int, "a whole number of bytes"),
     "max_bytes_per_s": (int, "a whole number of bytes"),
     "verify": (flag, "0 or 1"),

@@ -37,6 +37,7 @@ def test_defaults() -> None:
         ("TENSORLINK_PORTS", "20000-20100", "ports", "20000-20100"),
         ("TENSORLINK_VERIFY", "1", "verify", True),
         ("TENSORLINK_MAX_BYTES_PER_S", "1000000", "max_bytes_per_s", 1_000_000),
+        ("TENSORLINK_LABELS", "rack=7, zone=eu-1a,", "labels", {"rack": "7", "zone": "eu-1a"}),
     ],
 )
 def test_environment(variable: str, text: str, name: str, value: object) -> None:
@@ -46,7 +47,7 @@ def test_environment(variable: str, text: str, name: str, value: object) -> None
 
 def test_every_field_is_read_from_the_environment() -> None:
     texts = {"timeout": "1", "lease_s": "1", "pool_bytes": "1", "control": "grpc", "log": "INFO"}
-    texts |= {"coordinator": "x:1", "ports": "1-2", "verify": "1", "max_bytes_per_s": "1"}
+    texts |= {"coordinator": "x:1", "ports": "1-2", "verify": "1", "max_bytes_per_s": "1", "labels": "rack=7"}
     env = {f"TENSORLINK_{spec.name.upper()}": texts.get(spec.name, "x") for spec in fields(Settings)}
     default, loaded = Settings(), Settings.load(env)
     assert [spec.name for spec in fields(Settings) if getattr(loaded, spec.name) == getattr(default, spec.name)] == []
@@ -65,10 +66,15 @@ def test_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize(
     ("variable", "text"),
-    [("TENSORLINK_TIMEOUT", "soon"), ("TENSORLINK_POOL_BYTES", "1.5"), ("TENSORLINK_LEASE_S", "5s")],
+    [
+        ("TENSORLINK_TIMEOUT", "soon"),
+        ("TENSORLINK_POOL_BYTES", "1.5"),
+        ("TENSORLINK_LEASE_S", "5s"),
+        ("TENSORLINK_LABELS", "rack"),
+    ],
 )
 def test_unparsable_variable_is_named(variable: str, text: str) -> None:
-    with pytest.raises(ValueError, match=rf"{variable} must be [\w ]+, not '{text}'"):
+    with pytest.raises(ValueError, match=rf"{variable} must be [\w =,]+, not '{text}'"):
         Settings.load({variable: text})
 
 
