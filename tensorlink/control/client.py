@@ -42,7 +42,7 @@ class ControlClient:
     Every method may be called from any thread, has a deadline, and raises errors of `tensorlink.errors` only:
     `ClosedError` after `close` and in a forked child, and the reason of the failure once membership is lost for good
     (another process took the name, or the token is refused). A lost coordinator is no failure: calls wait for the next
-    one until their deadline. Where it is just now, `find` tells at each attempt to join, in so many seconds; None: the settings do.
+    one until their deadline. `find` tells where it is at each attempt to join, in so many seconds; None: the settings do.
 
     What it hears of other peers goes to `roster`, which calls `act`. Callbacks run one at a time on one daemon thread, never on a
     caller's: `on_joined` after each join but the first, with the lease to use from now on; `on_failed` once, with the reason.

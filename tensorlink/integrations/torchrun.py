@@ -13,13 +13,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tensorlink import network
-from tensorlink.control import Hosted, host_identity, listen_address
+from tensorlink.control import host_identity, listen_address
 from tensorlink.errors import PeerLostError
 from tensorlink.rendezvous import Place, Rendezvous
 from tensorlink.settings import Settings
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
+
+    from tensorlink.control import Hosted
 
 log = logging.getLogger("tensorlink")
 
@@ -122,6 +124,8 @@ class Torchrun(Rendezvous):
             log.warning(
                 "%s is %s here, where other hosts cannot reach rank 0: set TENSORLINK_INTERFACE", self._master[0], host
             )
+        from tensorlink.control import Hosted  # no other rank needs the service
+
         self._let_go()
         self._hosted = Hosted(towards, host, max(timeout, 1.0))
         return {"coordinator": self._hosted.address, "token": shown, "starter": _identity()}

@@ -7,17 +7,17 @@ its last peer. Only Ray hands out its address and its token, which never changes
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import sys
 from dataclasses import replace
 from typing import Any
 
-from tensorlink.control import hosted
 from tensorlink.errors import ClosedError, PeerLostError, TensorLinkError, TransferTimeoutError
 from tensorlink.rendezvous import Place, Rendezvous
 from tensorlink.settings import Settings
 
-GRACE_S = 10.0
+GRACE_S = 5.0
 """The coordinator's actor ends this long after its last peer."""
 _SHORT = 8
 _HEAD = "node:__internal_head__"  # the resource by which Ray marks that node
@@ -140,8 +140,14 @@ class TensorLinkCoordinator:
             self._serving = asyncio.create_task(self._serve(self._address))
         return Place(await asyncio.shield(self._address), self._settings.token)
 
+    async def pid(self) -> int:
+        """Its process, for who looks for it."""
+        return os.getpid()
+
     async def _serve(self, address: asyncio.Future[str]) -> None:
         import ray
+
+        from tensorlink.control import hosted  # nobody else needs the service
 
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         try:
