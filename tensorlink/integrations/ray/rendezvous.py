@@ -38,9 +38,8 @@ class RayRendezvous(Rendezvous):
     """The processes of one Ray namespace, which by default is one job."""
 
     name = "ray"
-    precedence = (
-        1  # before torchrun: its variables come with the environment of whoever started Ray, and Ray Train sets some
-    )
+    precedence = 1
+    """Before torchrun: its variables come with the environment of whoever started Ray, and Ray Train sets some."""
 
     def __init__(self, ray: Any) -> None:
         context = ray.get_runtime_context()
@@ -95,7 +94,7 @@ def actor_namespace(ray: Any) -> str:
     return f"tensorlink:{ray.get_runtime_context().namespace}"
 
 
-def start(settings: Settings, *, grace_s: float = GRACE_S, **options: Any) -> Any:
+def start(settings: Settings, **options: Any) -> Any:
     """The handle of the coordinator's actor, which is made if there is none; `options` are Ray's. Blocks until Ray has its name,
     not until it runs."""
     import ray
@@ -112,7 +111,7 @@ def start(settings: Settings, *, grace_s: float = GRACE_S, **options: Any) -> An
         "scheduling_strategy": _at_the_head(ray),
     }
     # A restart uses the same arguments, so the token stays.
-    return ray.remote(TensorLinkCoordinator).options(**{**chosen, **options}).remote(settings, grace_s)
+    return ray.remote(TensorLinkCoordinator).options(**{**chosen, **options}).remote(settings)
 
 
 def _at_the_head(ray: Any) -> Any:
@@ -127,9 +126,8 @@ def _at_the_head(ray: Any) -> Any:
 class TensorLinkCoordinator:
     """The actor. A process of its own, so no tensor and no Python of a peer can delay it."""
 
-    def __init__(self, settings: Settings, grace_s: float) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._grace_s = grace_s
         self._serving: asyncio.Task[None] | None = None
         self._address: asyncio.Future[str] | None = None
 
@@ -151,7 +149,7 @@ class TensorLinkCoordinator:
 
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         try:
-            await hosted.serve(self._settings, host, address.set_result, grace_s=self._grace_s)
+            await hosted.serve(self._settings, host, address.set_result, grace_s=GRACE_S)
         except Exception as error:
             if address.done():
                 raise
