@@ -95,10 +95,22 @@ class TestStore:
         with pytest.raises(tl.PeerLostError, match=r"the store of torchrun at 127.0.0.1:1 cannot be used"):
             lost.find(tl.Settings(), 0.1)
 
-    def test_a_killed_coordinator_is_replaced_under_its_token(self, enter: Enter) -> None:
+    def test_what_a_rank_0_of_before_left_is_not_taken(self, enter: Enter, store: Any) -> None:
+        """torchrun counts no restart when nodes come or go."""
+        key = "tensorlink/default/0"
+        zero = enter(0)
+        left = json.loads(store.get(key)) | {"starter": "another process"}
+        store.set(key, json.dumps(left))
+        again = enter(0, name="again")
+        assert again.settings.coordinator != zero.settings.coordinator
+        assert json.loads(store.get(key))["coordinator"] == again.settings.coordinator
+
+    def test_a_killed_coordinator_is_replaced_under_its_token(self, enter: Enter, store: Any) -> None:
         zero, one = enter(0), enter(1)
+        before = store.get("tensorlink/default/0")
         (pid,) = coordinators()
         os.kill(pid, signal.SIGKILL)
+        eventually(lambda: store.get("tensorlink/default/0") != before, "rank 0 has started another one")
         late = enter(1, name="late")
         assert coordinators() != [pid]
         exchange(late, zero)
