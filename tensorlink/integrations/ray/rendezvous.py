@@ -7,7 +7,6 @@ its last peer. Only Ray hands out its address and its token, which never changes
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import sys
 from dataclasses import replace
@@ -137,10 +136,6 @@ class TensorLinkCoordinator:
             self._address = asyncio.get_running_loop().create_future()
             self._serving = asyncio.create_task(self._serve(self._address))
         return Place(await asyncio.shield(self._address), self._settings.token)
-
-    async def pid(self) -> int:
-        """Its process, for who looks for it."""
-        return os.getpid()
 
     async def _serve(self, address: asyncio.Future[str]) -> None:
         import ray

@@ -41,6 +41,9 @@ def cluster() -> Iterator[Any]:
         made.add_node(num_cpus=2, resources={"second": 1}, **SMALL)
         ray.init(address=made.address, namespace=NAMESPACE, log_to_driver=False)
         assert ray.get_runtime_context().get_node_id() == made.head_node.node_id
+        # From now on the head's raylet knows the second node, and places there what would be soft.
+        second = ray.remote(num_cpus=0, resources={"second": 0.1})(node_of)
+        assert [ray.get(second.remote(None))] == [node.node_id for node in made.worker_nodes]
         yield made
         ray.shutdown()
         made.shutdown()
@@ -79,6 +82,14 @@ def driver(coordinator: Any) -> Iterator[tl.Endpoint]:
 
 def head() -> Any:
     return strategies.NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+
+
+def node_of(actor: Any) -> Any:
+    return ray.get_runtime_context().get_node_id()
+
+
+def process_of(actor: Any) -> int:
+    return os.getpid()
 
 
 def exchange(driver: tl.Endpoint, actor: Any) -> None:
@@ -135,7 +146,7 @@ def test_the_driver_that_began_it_may_end(cluster: Any) -> None:
     actor = ray.get_actor("kept")
     with tl.init() as driver:
         exchange(driver, actor)
-        assert ray.get(actor.peers.remote()) == {"driver", "kept"}
+        eventually(lambda: ray.get(actor.peers.remote()) == {"driver", "kept"}, "the first driver is gone")
     ray.kill(actor)
     eventually(lambda: not named(), "the coordinator's actor has gone after its last peer")
 
@@ -174,23 +185,25 @@ def test_the_end_of_its_node(coordinator: Any, start: Callable[..., Any], driver
     """Ray starts it elsewhere; those of the other node go on, under the incarnations they have."""
     actor = start(name="stays", scheduling_strategy=head())
     lost = start(name="lost", resources={"second": 0.1})
-    assert ray.get(lost.peers.remote()) == {"driver", "stays", "lost"}
     me = driver.id, ray.get(actor.me.remote())
+    eventually(lambda: ray.get(lost.peers.remote()) == {"driver", "stays", "lost"}, "all have met")
     before = place(coordinator)
     (node,) = cluster.worker_nodes
+    assert ray.get(coordinator.__ray_call__.remote(node_of)) == node.node_id
     cluster.remove_node(node, allow_graceful=False)
     exchange(driver, actor)
+    eventually(lambda: place(coordinator) != before, "Ray has started it on the other node")
     late = start(name="late", scheduling_strategy=head())
     exchange(driver, late)
     eventually(lambda: ray.get(late.peers.remote()) == {"driver", "stays", "late"}, "who is there is known again")
-    assert me == (driver.id, ray.get(actor.me.remote())) and place(coordinator) != before
+    assert me == (driver.id, ray.get(actor.me.remote()))
 
 
 def test_the_end_of_ray_ends_the_endpoint(cluster: Any) -> None:
     """The last test of the module. Nothing else of Ray may be started by what looks for a coordinator."""
     endpoint = tl.init()
     coordinator = rendezvous.start(tl.Settings())
-    process = ray.get(coordinator.pid.remote())
+    process = ray.get(coordinator.__ray_call__.remote(process_of))
     ray.shutdown()
     os.kill(process, signal.SIGKILL)
     eventually(lambda: endpoint.closed, "the endpoint is closed")
