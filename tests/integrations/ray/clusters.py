@@ -26,8 +26,10 @@ def ray_folder() -> Iterator[str]:
         patch.setenv("PYTHONPATH", str(ROOT))
         patch.setenv("TENSORLINK_LEASE_S", "2")
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        yield folder
-    shutil.rmtree(folder)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
