@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tensorlink import transfer
+from tensorlink import rendezvous, transfer
 from tensorlink.endpoint import Endpoint, Timeout, open_endpoint
 from tensorlink.errors import ClosedError, NameInUseError
 from tensorlink.settings import Settings
@@ -29,9 +29,11 @@ def init(
     """Joins as a peer, and makes it the current endpoint of this process if there is none.
 
     `name` is unique among the peers of a coordinator; left out, one is made up. With no `coordinator` named, peers of
-    one user on one host find each other. A process may have several endpoints; `tensorlink.send` and the like use the
-    first that is still open, the others are used by their methods. Other settings: the fields of
-    `tensorlink.Settings`. Also a context manager.
+    one user on one host find each other, and those of one Ray namespace or one torchrun job wherever they run. There each
+    process has a name by itself: `init` without one returns the endpoint that is open under it, if this process has that already.
+
+    A process may have several endpoints; `tensorlink.send` and the like use the first that is still open, the others are
+    used by their methods. Other settings: the fields of `tensorlink.Settings`. Also a context manager.
 
     Blocks until it has joined. Raises: NameInUseError: a live peer has the name; AuthenticationError;
     TransferTimeoutError, PeerLostError: no coordinator can be reached; ValueError: a setting cannot be parsed;
@@ -46,9 +48,14 @@ def init(
     loaded = Settings.load(
         coordinator=coordinator, transports=transports, token=token, pool_bytes=pool_bytes, **settings
     )
+    met = rendezvous.detect(loaded.rendezvous)
+    there = _current
+    if name is None and met is not None and there is not None and not there.closed and there.name == met.peer_name:
+        met.close()
+        return there
     _first_pid = os.getpid()
     try:
-        endpoint = open_endpoint(name, loaded, _forget)
+        endpoint = open_endpoint(name, loaded, _forget, met)
     except NameInUseError as error:
         if f"pid {os.getpid()})" in error.message:
             error.hint = "That is this process: use tensorlink.current(), or call tensorlink.shutdown() first"

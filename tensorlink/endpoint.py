@@ -41,6 +41,7 @@ from tensorlink.lifecycle import Action, Connected
 from tensorlink.links import Links
 from tensorlink.messages import Messages
 from tensorlink.objects import Objects
+from tensorlink.rendezvous import Rendezvous
 from tensorlink.settings import Settings
 from tensorlink.transfer import InFlight, Transfer
 from tensorlink.transports.base import Site
@@ -64,9 +65,16 @@ class Endpoint:
     None, to wait without end, is allowed only where one waits for somebody's next act (`recv`).
     """
 
-    def __init__(self, name: str, settings: Settings, on_closed: Callable[[Endpoint], None] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        on_closed: Callable[[Endpoint], None] | None = None,
+        rendezvous: Rendezvous | None = None,
+    ) -> None:
         self.settings = settings
         self._on_closed = on_closed
+        self._rendezvous = rendezvous
         self._pid = os.getpid()
         self._closed = False
         self._draining = False
@@ -81,7 +89,7 @@ class Endpoint:
         self._hooks = Hooks()
         certificates = Certificates.load(settings)
         listen = listen_address(settings)
-        path = str(engine_socket())
+        path = str(engine_socket(clean=rendezvous is not None))
         key = secrets.token_bytes(16)
         self._engine = _core.Engine(
             name, path, key, settings.pool_bytes, flight.new_file(settings.flight, Path(path).parent)
@@ -103,6 +111,8 @@ class Endpoint:
                 settings,
                 name=name,
                 address=self._server.address,
+                labels=settings.labels,
+                find=self._find if rendezvous is not None and rendezvous.used else None,
                 act=self._act,
                 on_joined=self._on_joined,
                 on_failed=self._on_failed,
@@ -385,6 +395,7 @@ class Endpoint:
             self._on_closed(self)
         parts = (self._engine, self._links, self._control, self._server, self._hooks)
         steps = [self._upkeep.stop, lambda: self._messages.linger(_LINGER_S), self._control.leave]
+        steps += [self._rendezvous.close] if self._rendezvous is not None else []
         interrupted: BaseException | None = None
         for step in [*steps, *(part.close for part in parts)]:
             try:
@@ -499,9 +510,14 @@ class Endpoint:
             self._engine.lapse()
         self._engine.heartbeat(membership.heartbeat_address, membership.lease_key, membership.lease_s / 5)
 
+    def _find(self, timeout: float) -> str:
+        assert self._rendezvous is not None
+        return self._rendezvous.find(self.settings, timeout).coordinator
+
     def _on_failed(self, error: TensorLinkError) -> None:
-        log.error("%s is no longer a member: %s", self.name, error)
-        if isinstance(error, NameInUseError):
+        if not isinstance(error, ClosedError):
+            log.error("%s is no longer a member: %s", self.name, error)
+        if isinstance(error, NameInUseError | ClosedError):
             threading.Thread(target=self.shutdown, name="tensorlink-shutdown", daemon=True).start()
 
 
@@ -559,15 +575,34 @@ def _cpu_only(device: str | None) -> None:
 
 
 def open_endpoint(
-    name: str | None, settings: Settings, on_closed: Callable[[Endpoint], None] | None = None
+    name: str | None,
+    settings: Settings,
+    on_closed: Callable[[Endpoint], None] | None = None,
+    rendezvous: Rendezvous | None = None,
 ) -> Endpoint:
-    """Makes an endpoint and joins. Raises: what `Endpoint.start` does; ValueError: the name is no name."""
+    """Makes an endpoint and joins, where `rendezvous` says if there is one; it is closed with the endpoint, also if that fails.
+
+    Raises: what `Endpoint.start` does; ValueError: the name is no name.
+    """
     logging.getLogger("tensorlink").setLevel(settings.log.upper())
-    chosen = default_name() if name is None else name
+    if rendezvous is None:
+        return _open(default_name() if name is None else name, settings, on_closed, None)
+    try:
+        return _open(
+            rendezvous.peer_name if name is None else name, rendezvous.complete(settings), on_closed, rendezvous
+        )
+    except BaseException:
+        rendezvous.close()
+        raise
+
+
+def _open(
+    chosen: str, settings: Settings, on_closed: Callable[[Endpoint], None] | None, rendezvous: Rendezvous | None
+) -> Endpoint:
     if not isinstance(chosen, str):
         raise TypeError(f"a peer's name is a str, not a {type(chosen).__name__}")
     if not chosen or len(chosen) > 200 or not chosen.isprintable():
         raise ValueError(f"a peer's name has 1 to 200 printable characters, not {chosen!r}")
-    endpoint = Endpoint(chosen, settings, on_closed)
+    endpoint = Endpoint(chosen, settings, on_closed, rendezvous)
     endpoint.start()
     return endpoint

@@ -14,6 +14,7 @@ from typing import Any
 from tensorlink import network
 
 ENV_PREFIX = "TENSORLINK_"
+NO_RENDEZVOUS = "none"
 INTERFACE = re.compile(r"[^\s/:,]{1,15}")
 NAMESPACE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 
@@ -78,6 +79,9 @@ class Settings:
 
     coordinator: str | None = None
     """`HOST:PORT` or `unix:PATH` of the coordinator; None: the one of this user and namespace on this host."""
+    rendezvous: str | None = None
+    """How the coordinator is found where none is named, by what runs this process: the name of a plugin, or `none`. None: by
+    what is there, if anything is."""
     interface: str | None = None
     """Where other hosts reach this peer: the name of a network interface, `eth0`, or an IP address of this host. None:
     the address from which it reaches its coordinator. Peers listen for other hosts only where there is a token."""

@@ -20,6 +20,7 @@ RANKS = {
     "tensors": 3,
     "transfer": 3,
     "hooks": 3,
+    "rendezvous": 3,
     "lifecycle": 3,
     "topology": 3,
     "transports.base": 3,
@@ -250,7 +251,7 @@ def _globals(module: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def _plugin_names(module: str, tree: ast.Module, plugins: set[str]) -> Iterator[tuple[int, str]]:
-    own = module.rpartition(".")[2]
+    own = module.split(".")
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and node.value in plugins and node.value != own:
+        if isinstance(node, ast.Constant) and node.value in plugins and node.value not in own:
             yield node.lineno, f"no module names a plugin, not {node.value!r} either: the registry finds them"

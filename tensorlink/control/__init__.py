@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tensorlink.control.addresses import listen_address
     from tensorlink.control.certificates import Certificates
     from tensorlink.control.client import ControlClient
+    from tensorlink.control.hosted import Hosted
     from tensorlink.control.link import Membership, list_peers
     from tensorlink.control.mailbox import Mailbox
     from tensorlink.control.peer_client import PeerClient
@@ -26,6 +27,7 @@ _HOMES = {
     "Certificates": "certificates",
     "ControlClient": "client",
     "Hello": "peer_service",
+    "Hosted": "hosted",
     "Mailbox": "mailbox",
     "Membership": "link",
     "PeerClient": "peer_client",
@@ -42,6 +44,7 @@ __all__ = [
     "Certificates",
     "ControlClient",
     "Hello",
+    "Hosted",
     "Mailbox",
     "Membership",
     "PeerClient",

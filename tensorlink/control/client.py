@@ -10,6 +10,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from tensorlink.control import control_pb2 as pb
@@ -41,7 +42,7 @@ class ControlClient:
     Every method may be called from any thread, has a deadline, and raises errors of `tensorlink.errors` only:
     `ClosedError` after `close` and in a forked child, and the reason of the failure once membership is lost for good
     (another process took the name, or the token is refused). A lost coordinator is no failure: calls wait for the next
-    one until their deadline.
+    one until their deadline. `find` tells where it is at each attempt to join, in so many seconds; None: the settings do.
 
     What it hears of other peers goes to `roster`, which calls `act`. Callbacks run one at a time on one daemon thread, never on a
     caller's: `on_joined` after each join but the first, with the lease to use from now on; `on_failed` once, with the reason.
@@ -54,6 +55,7 @@ class ControlClient:
         *,
         name: str,
         address: str,
+        find: Callable[[float], str] | None = None,
         act: Callable[[list[Action]], None] | None = None,
         on_joined: Callable[[Membership], None] | None = None,
         on_failed: Callable[[TensorLinkError], None] | None = None,
@@ -65,6 +67,7 @@ class ControlClient:
         self.on_joined = on_joined
         self.on_failed = on_failed
         self._settings = settings
+        self._find = find
         self._pid = os.getpid()
         self._nonce = secrets.token_bytes(16)
         self._self = pb.Peer(
@@ -266,7 +269,7 @@ class ControlClient:
                 backoff = min(2 * backoff, most)
 
     def _join_once(self, deadline: float) -> Membership:
-        link = open_link(self._settings, max(deadline - time.monotonic(), 0.1))
+        link = open_link(self._settings_now(deadline), max(deadline - time.monotonic(), 0.1))
         try:
             with self._state:
                 self._joining = link
@@ -291,6 +294,11 @@ class ControlClient:
             self._state.notify_all()
         link.watch(lambda kind, what: self._inbox.put((kind, link, what)))
         return membership
+
+    def _settings_now(self, deadline: float) -> Settings:
+        if self._find is None:
+            return self._settings
+        return replace(self._settings, coordinator=self._find(max(deadline - time.monotonic(), 0.1)))
 
     def _held(self) -> int:
         return self._membership.incarnation if self._membership is not None else 0
@@ -335,7 +343,9 @@ class ControlClient:
                 log.warning("%s cannot reach a coordinator: %s", self.name, error)
                 continue
             except ClosedError:
-                return
+                if self._closed:
+                    return
+                raise  # what told where the coordinator is has ended
             self._guard(self.on_joined, membership)
             return
 
@@ -356,7 +366,8 @@ class ControlClient:
         with self._state:
             self._failure = error
             self._state.notify_all()
-        log.error("%s is no member any more: %s", self.name, error)
+        ended = isinstance(error, ClosedError)
+        log.log(logging.INFO if ended else logging.ERROR, "%s is no member any more: %s", self.name, error)
         self._guard(self.on_failed, error)
 
     def _guard(self, callback: Callable[[Result], None] | None, value: Result) -> None:

@@ -38,14 +38,20 @@ _MAX_CRASHES = 3
 _BOOT = """
 import os, sys
 if os.fork(): os._exit(0)
-import json, types
+import importlib, json, types
 sys.path[:] = json.loads(sys.argv[1])
 package = types.ModuleType("tensorlink")
 package.__path__ = [sys.argv[2]]
 sys.modules["tensorlink"] = package
-from tensorlink.control.embedded import main
-main(*sys.argv[3:])
+importlib.import_module(sys.argv[3]).main(*sys.argv[4:])
 """
+
+
+def command(module: str, *arguments: str) -> list[str]:
+    """What starts a small process of its own that runs `main` of a module of ours: it forks, and ends at once itself."""
+    package = str(Path(__file__).parents[1])
+    search = json.dumps([entry or os.getcwd() for entry in sys.path])
+    return [sys.executable, "-I", "-c", _BOOT, search, package, module, *arguments]
 
 
 def find_or_start(namespace: str, *, token: str | None, lease_s: float, timeout: float) -> Path:
@@ -102,15 +108,13 @@ def take_lock(path: Path) -> int | None:
 
 
 def _spawn(path: Path, lock: int, *, token: str | None, lease_s: float) -> None:
-    package = str(Path(__file__).parents[1])
-    search = json.dumps([entry or os.getcwd() for entry in sys.path])
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TENSORLINK_")}
     if token:
         environment["TENSORLINK_TOKEN"] = token
     try:
         with open(path.with_suffix(".log"), "wb", opener=_private) as words:
             starter = subprocess.Popen(
-                [sys.executable, "-I", "-c", _BOOT, search, package, str(path), str(lock), str(lease_s)],
+                command(__name__, str(path), str(lock), str(lease_s)),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=words,

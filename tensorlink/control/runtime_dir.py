@@ -116,6 +116,10 @@ def host_identity() -> str:
         return socket.gethostname()
 
 
-def engine_socket() -> Path:
-    """A fresh path for the socket of an engine. Raises: AuthenticationError: the run-time directory is somebody else's."""
-    return private_socket(runtime_dir(), "e")
+def engine_socket(*, clean: bool = False) -> Path:
+    """A fresh path for the socket of an engine. `clean`: what killed processes left there is removed, as no embedded coordinator
+    does that. Raises: AuthenticationError: the run-time directory is somebody else's."""
+    directory = runtime_dir()
+    if clean:
+        sweep(directory)
+    return private_socket(directory, "e")

@@ -27,10 +27,9 @@ def endpoint() -> Endpoint:
 
 
 def _start() -> Endpoint:
-    """Joins under the id of the actor, which it keeps when it is restarted: whoever has an old handle is told so."""
-    context = ray.get_runtime_context()
-    worker, actor = context.get_worker_id(), context.get_actor_id()
+    """Joins as `tensorlink.init` does in Ray, under the name that an actor keeps when it is restarted: whoever has an old handle is
+    told so."""
     try:
-        return api.init(f"ray-actor-{actor}" if actor else f"ray-worker-{worker}")
+        return api.init()
     except NameInUseError:  # its predecessor isn't known to be dead yet, on a host that cannot be reached
-        return api.init(f"ray-worker-{worker}")
+        return api.init(f"ray-worker-{ray.get_runtime_context().get_worker_id()}")

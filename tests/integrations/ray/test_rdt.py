@@ -62,7 +62,7 @@ def on(actor: Any, function: Callable[..., Any], *args: Any) -> Any:
 
 
 def name_of(actor: Any) -> str:
-    return f"ray-actor-{actor._actor_id.hex()}"
+    return f"Actor-{actor._actor_id.hex()[:8]}"
 
 
 def is_empty(actor: Any) -> None:
