@@ -1,10 +1,11 @@
 # People and CI use the same commands. Everything runs in .venv, which the first command makes; `make help` lists them.
 # Arguments: make test ARGS="-k layers -x"; make demo ARGS="--workers 3"; make test PYTHON=python3.13
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak fuzz check bench proto stubs format sanitize clean venv-demo venv-test venv-bench venv-dev
+.PHONY: help demo test ray soak fuzz check bench proto stubs format sanitize clean venv-demo venv-test venv-bench venv-dev
 
 python := .venv/bin/python
 over-tcp := $(addprefix tests/test_,drain.py endpoint.py faults.py hostile.py leaks.py messages.py objects.py reports.py transfer.py weights.py weights_processes.py)
+inside-ray := $(addprefix tests/integrations/ray/,plain.py rdt.py pages.py rendezvous.py)
 checked := $(wildcard tensorlink tools examples bench setup.py)
 ARGS ?=
 SECONDS ?= 600
@@ -18,6 +19,9 @@ demo: venv-demo ## Trains a small policy with rollout workers, weights and rollo
 
 test: venv-test ## All tests
 	$(python) -m pytest $(ARGS)
+
+ray: venv-test ## Tests inside a real Ray; each module in a process of its own, since one process stands one Ray
+	for module in $(inside-ray); do $(python) -m pytest $$module $(ARGS) || exit; done
 
 soak: venv-test ## The library's tests over TCP, in both control modes; many more faults, 10,000 of all kinds; sanitizers on the whole engine; ten minutes of everything
 	for control in auto grpc; do $(python) -m pytest $(over-tcp) --transports tcp --control $$control $(ARGS) || exit; done

@@ -27,8 +27,7 @@ def endpoint() -> Endpoint:
 
 
 def _start() -> Endpoint:
-    """Joins as `tensorlink.init` does in Ray, under the name that an actor keeps when it is restarted: whoever has an old handle is
-    told so."""
+    """Joins under the name that an actor keeps when it is restarted: whoever has an old handle is told so."""
     try:
         return api.init()
     except NameInUseError:  # its predecessor isn't known to be dead yet, on a host that cannot be reached

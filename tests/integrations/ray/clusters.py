@@ -1,9 +1,8 @@
-"""Ray for test modules: an environment that its workers inherit, and a check for what it leaves behind."""
+"""An environment that the processes of a Ray inherit."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import tensorlink as tl
-from tests import leaks
 
 ROOT = Path(tl.__file__).parents[1]
 SMALL = {"include_dashboard": False, "object_store_memory": 80 << 20}
@@ -30,16 +28,3 @@ def ray_folder() -> Iterator[str]:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _leaves_nothing(request: pytest.FixtureRequest, _isolated_session: None) -> Iterator[None]:
-    """As that of all tests, but for the threads and descriptors which Ray keeps in a driver after `ray.shutdown`."""
-    before, failed = leaks.Snapshot.take(), request.session.testsfailed
-    yield
-    now = leaks.Snapshot.take()
-    known = dataclasses.replace(now, children=before.children, memory=before.memory)
-    left = leaks.settle(known, timeout=20.0 if request.session.testsfailed == failed else 0.0)
-    leaks.end_children(before)
-    if request.session.testsfailed == failed:
-        assert not left, "left behind by this module:\n" + "\n".join(left)

@@ -16,14 +16,12 @@ import pytest
 import tensorlink as tl
 from tensorlink.integrations.ray import rendezvous
 from tests.control.control_processes import eventually
+from tests.integrations.ray.clusters import ROOT, SMALL, ray_folder
 from tests.integrations.ray.members import Member
-from tests.integrations.ray.clusters import ROOT, SMALL, _leaves_nothing, ray_folder
 
 ray = pytest.importorskip("ray")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
 strategies = pytest.importorskip("ray.util.scheduling_strategies")
-
-__all__ = ["_leaves_nothing"]
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:.*:FutureWarning:ray.*")
 NAMESPACE = "tests"
@@ -51,9 +49,8 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture
 def coordinator(cluster: Any) -> Any:
-    """The actor; if there was none, on the second node for now."""
-    there = strategies.NodeAffinitySchedulingStrategy(cluster.worker_nodes.copy().pop().node_id, soft=True)
-    return rendezvous.start(tl.Settings(lease_s=2.0), scheduling_strategy=there)
+    """The actor."""
+    return rendezvous.start(tl.Settings(lease_s=2.0))
 
 
 def named() -> list[dict[str, str]]:
@@ -178,21 +175,31 @@ def run_driver(do: str, cluster: Any, namespace: str) -> str:
     return done.stdout.strip()
 
 
-# There is no coordinator now, so the next test has it on the second node.
+@pytest.fixture
+def far_coordinator(cluster: Any) -> Any:
+    """The actor on the second node, after one of before has gone from the head's."""
+    if named():
+        ray.kill(rendezvous.start(tl.Settings()))
+    eventually(lambda: not named(), "the name is free")
+    (node,) = cluster.worker_nodes
+    there = strategies.NodeAffinitySchedulingStrategy(node.node_id, soft=True)
+    return rendezvous.start(tl.Settings(lease_s=2.0), scheduling_strategy=there)
 
 
-def test_the_end_of_its_node(coordinator: Any, start: Callable[..., Any], driver: tl.Endpoint, cluster: Any) -> None:
+def test_the_end_of_its_node(
+    far_coordinator: Any, start: Callable[..., Any], driver: tl.Endpoint, cluster: Any
+) -> None:
     """Ray starts it elsewhere; those of the other node go on, under the incarnations they have."""
     actor = start(name="stays", scheduling_strategy=head())
     lost = start(name="lost", resources={"second": 0.1})
     me = driver.id, ray.get(actor.me.remote())
     eventually(lambda: ray.get(lost.peers.remote()) == {"driver", "stays", "lost"}, "all have met")
-    before = place(coordinator)
+    before = place(far_coordinator)
     (node,) = cluster.worker_nodes
-    assert ray.get(coordinator.__ray_call__.remote(node_of)) == node.node_id
+    assert ray.get(far_coordinator.__ray_call__.remote(node_of)) == node.node_id
     cluster.remove_node(node, allow_graceful=False)
     exchange(driver, actor)
-    eventually(lambda: place(coordinator) != before, "Ray has started it on the other node")
+    eventually(lambda: place(far_coordinator) != before, "Ray has started it on the other node")
     late = start(name="late", scheduling_strategy=head())
     exchange(driver, late)
     eventually(lambda: ray.get(late.peers.remote()) == {"driver", "stays", "late"}, "who is there is known again")

@@ -10,12 +10,10 @@ import pytest
 
 import tensorlink as tl
 from tests.control.control_processes import eventually
+from tests.integrations.ray.clusters import SMALL, ray_folder
 from tests.integrations.ray.members import AsyncMember, Member
-from tests.integrations.ray.clusters import SMALL, _leaves_nothing, ray_folder
 
 ray = pytest.importorskip("ray")
-
-__all__ = ["_leaves_nothing"]
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:.*:FutureWarning:ray.*")
 
