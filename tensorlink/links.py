@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from tensorlink import _core
-from tensorlink.control import Certificates, ControlClient, Hello, PeerClient
+from tensorlink.control import ControlClient, Hello, PeerClient
 from tensorlink.errors import (
     ClosedError,
     NoPathError,
@@ -60,7 +60,6 @@ class Links:
 
     def __init__(self, settings: Settings, site: Site, control: ControlClient) -> None:
         self._settings = settings
-        self._certificates = Certificates.load(settings)
         self._control = control
         self._roster = control.roster
         self._engine = site.engine
@@ -261,7 +260,7 @@ class Links:
 
     def _link(self, peer: PeerId, address: str, deadline: float, stop: _core.Stop | None) -> PeerLink:
         token = self._settings.token
-        client = PeerClient(address, peer=peer.name, me=self.me, token=token, certificates=self._certificates)
+        client = PeerClient(address, peer=peer.name, me=self.me, token=token, certificates=self._control.certificates)
         try:
             with self._lock:
                 self._check_open()

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from tensorlink.control import control_pb2 as pb
 from tensorlink.control import wire
+from tensorlink.control.certificates import Certificates
 from tensorlink.control.link import Link, Membership, open_link
 from tensorlink.control.roster import Roster
 from tensorlink.control.runtime_dir import host_identity
@@ -66,6 +67,8 @@ class ControlClient:
         self.roster = Roster(name, act)
         self.on_joined = on_joined
         self.on_failed = on_failed
+        self.certificates = Certificates.load(settings)
+        """As they are now: what lies in the files later counts for processes that start then."""
         self._settings = settings
         self._find = find
         self._pid = os.getpid()
@@ -269,7 +272,7 @@ class ControlClient:
                 backoff = min(2 * backoff, most)
 
     def _join_once(self, deadline: float) -> Membership:
-        link = open_link(self._settings_now(deadline), max(deadline - time.monotonic(), 0.1))
+        link = open_link(self._settings_now(deadline), self.certificates, max(deadline - time.monotonic(), 0.1))
         try:
             with self._state:
                 self._joining = link

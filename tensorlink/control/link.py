@@ -58,12 +58,11 @@ def target_of(settings: Settings) -> str:
     return named
 
 
-def open_link(settings: Settings, timeout: float) -> Link:
+def open_link(settings: Settings, certificates: Certificates | None, timeout: float) -> Link:
     """A link to the coordinator; starts the embedded one where none is named. Blocks up to `timeout` seconds."""
     target = target_of(settings)
     if settings.coordinator is None:
         embedded.find_or_start(settings.namespace, token=settings.token, lease_s=settings.lease_s, timeout=timeout)
-    certificates = Certificates.load(settings)
     # No longer, since whoever has the name may come back elsewhere meanwhile.
     return Link(target, settings.token, certificates, min(timeout, _DIAL_S))
 
