@@ -8,6 +8,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -60,6 +61,19 @@ def test_all_that_goes_between_two_peers(pair: Pair, nbytes: int) -> None:
     assert b.call(receive, "a", "there") == expected
     b.call(send, 3, nbytes, "a", "back")
     assert digest(np.asarray(a.recv("b", tag="back", timeout=DEADLINE_S))) == expected
+
+
+def test_files_that_have_gone_since_are_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in Authority(tmp_path).issue("peer").items():
+        monkeypatch.setenv(name, value)
+    with tl.init("a") as a, tl.init("b") as b:
+        for path in tmp_path.iterdir():
+            path.unlink()
+        joins = a._control._joins
+        a._control.rejoin_needed()
+        eventually(lambda: a._control._joins > joins, "it has joined again")
+        a.send(1, "b")
+        assert b.recv("a") == 1
 
 
 def pull(name: str, nbytes: int) -> tuple[int, str]:
