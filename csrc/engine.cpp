@@ -464,6 +464,7 @@ void Engine::lose_lane(const std::shared_ptr<TcpConnection>& connection) {
     connections_.erase(std::remove(connections_.begin(), connections_.end(), connection), connections_.end());
     if (!closed()) suspects_.push_back({connection->peer, connection->reads().contact().at});
   }
+  connection->distrust();  // the peer must learn of it, and not when the last message that came this way is taken
   doorbell_->ring();
 }
 

@@ -77,6 +77,7 @@ def test_who_was_wrongly_taken_for_gone_is_there_again_when_it_sends(control: st
         b.on("peer_up", lambda peer: hooks.put("up"))
         b._control.roster.hear(Refused(PeerId("a", b._control.last_incarnation("a"))))
         eventually(lambda: b._engine.is_down(b._engine.source("a")), "it is taken for gone")
+        a.send(1, "b", tag="not taken yet")
         a.send(np.arange(1_000_000), "b")
         assert (b.recv() == np.arange(1_000_000)).all()
         b.send(2, "a")
@@ -85,3 +86,4 @@ def test_who_was_wrongly_taken_for_gone_is_there_again_when_it_sends(control: st
             pass
         a.send(3, "b")
         assert b.recv("a") == 3
+        assert b.recv("a", tag="not taken yet") == 1
