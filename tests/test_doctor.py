@@ -22,10 +22,12 @@ from tensorlink.doctor import examine, hardware, limits, memory, peer, reach, se
 from tensorlink.doctor.finding import Finding, guarded, worst
 from tensorlink.settings import Settings
 from tests.authority import Authority, authority, other
+from tests.cluster import Cluster, cluster, networks
+from tests.hosts import Host
 from tests.joined import join
 from tests.peer import ROOT, Peer, nursery, spawn
 
-__all__ = ["authority", "join", "nursery", "other", "spawn"]
+__all__ = ["authority", "cluster", "join", "networks", "nursery", "other", "spawn"]
 
 pytestmark = pytest.mark.usefixtures("nursery")
 
@@ -327,6 +329,40 @@ def test_a_peer_over_tcp(join: Callable[..., Peer], monkeypatch: pytest.MonkeyPa
     silent = tried(0.5)
     child.signal(signal.SIGCONT)
     assert silent["control of trainer"].verdict == "fail" and list(silent)[-1] == "control of trainer"
+
+
+def ways(name: str, timeout: float) -> list[Finding]:
+    return list(peer.reached(name, Settings.load(), timeout))
+
+
+def shut(host: Host, port: int) -> None:
+    """A firewall: what the host would answer from that port is dropped, without a word."""
+    rule = f"ip rule add pref 1 ipproto tcp sport {port} blackhole"
+    subprocess.run(host.command(*rule.split()), check=True, capture_output=True)
+
+
+def ports_of_peer(name: str) -> tuple[int, int]:
+    """In the process of the peer: of its control channel and of its transport."""
+    there = tl.current()
+    (info,) = [one for one in there.peers() if one.name == name]
+    return int(info.address.rpartition(":")[2]), json.loads(there._links.transports["tcp"].address())["port"]
+
+
+def test_a_firewall_between_two_hosts(cluster: Cluster) -> None:
+    other, here = cluster.peer(1, "b"), cluster.process(0)
+    host = cluster.network.hosts[1]
+    control, data = other.call(ports_of_peer, "b")
+    assert worst(here.call(ways, "b", 5.0)) == "note"
+    shut(host, data)
+    found = {one.check: one for one in here.call(ways, "b", 1.0)}
+    assert found["control of b"].verdict == "ok" and found["path to b"].verdict == "fail"
+    assert found["tcp to b"].verdict == "warn" and f"tried 10.77.0.2:{data}:" in found["tcp to b"].reason
+    assert "TENSORLINK_PORTS" in str(found["tcp to b"].mend)
+    shut(host, control)
+    *_, last = here.call(ways, "b", 1.0)
+    assert (last.check, last.verdict) == ("control of b", "fail") and f"10.77.0.2:{control}" in last.reason
+    other.close()
+    here.close()
 
 
 def test_a_port_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ def _ways(endpoint: Endpoint, peer: PeerInfo, timeout: float) -> Iterator[Findin
                 check, "fail", error.message, _mend(error, near=route_to(peer.address).target.startswith("unix:"))
             )
             return
-        yield Finding(check, "ok", f"answers at {route_to(peer.address)} in {_ms(began)}")
+        yield Finding(check, "ok", f"answers at {route_to(peer.address).target} in {_ms(began)}")
     if hello.peer != peer.id:
         yield Finding(
             check, "fail", f"it is {hello.peer} that answers there: {peer.id} has restarted, or isn't ready yet"
