@@ -39,6 +39,7 @@ RANKS = {
     "testing": 10,
     "api": 10,
     "weights": 11,
+    "doctor": 11,
     "integrations": 12,
     "integrations.ray.serializer": 12,
     "integrations.ray.process": 12,

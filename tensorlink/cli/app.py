@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from tensorlink.cli import coordinator, flight, peers, topo
+from tensorlink.cli import coordinator, doctor, flight, peers, topo
 from tensorlink.errors import TensorLinkError
 
 app = typer.Typer(
@@ -39,6 +39,7 @@ def _root() -> None:
 
 
 command(coordinator.coordinator)
+command(doctor.doctor)
 command(flight.flight)
 command(peers.peers)
 command(topo.topo)

@@ -294,6 +294,9 @@ class FaultyTransport(Transport):
     def address(self) -> bytes:
         return self.inner.address()
 
+    def where(self, address: bytes) -> str:
+        return self.inner.where(address)
+
     def reaches(self, local: bytes, remote: bytes) -> str | None:
         return self.inner.reaches(local, remote)
 

@@ -185,6 +185,13 @@ class Transport(ABC):
         """What a peer needs to connect here; the same at every call. Secret: it travels over the authenticated control
         channel only."""
 
+    def where(self, address: bytes) -> str:
+        """Where an address leads, for people: `HOST:PORT`, a path, nothing secret; empty: there is no telling.
+
+        Raises: CorruptTransferError: it is no address of this transport.
+        """
+        return ""
+
     @abstractmethod
     def reaches(self, local: bytes, remote: bytes) -> str | None:
         """None: the processes with these addresses reach each other. Else why not. Pure and symmetric.

@@ -21,6 +21,9 @@ class PoolTransport(EngineTransport):
         site = self.site
         return Address(site.host, site.pid, site.socket_path, site.key.hex()).encode()
 
+    def where(self, address: bytes) -> str:
+        return Address.decode(address).path
+
     def _dial(self, peer: PeerId, address: bytes, timeout: float, stop: _core.Stop | None) -> _core.Connection:
         to = Address.decode(address)
         return self.site.engine.connect(to.path, bytes.fromhex(to.key), peer.name, peer.incarnation, timeout, stop)

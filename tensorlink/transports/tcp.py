@@ -6,7 +6,7 @@ import ipaddress
 import json
 from dataclasses import asdict, dataclass
 
-from tensorlink import _core
+from tensorlink import _core, network
 from tensorlink.errors import AuthenticationError, CorruptTransferError
 from tensorlink.transports.base import Site
 from tensorlink.transports.engine import EngineTransport
@@ -36,6 +36,10 @@ class TcpTransport(EngineTransport):
 
     def address(self) -> bytes:
         return TcpAddress(self.site.listen or "", self._port, self.site.key.hex(), self.site.engine.secured).encode()
+
+    def where(self, address: bytes) -> str:
+        to = TcpAddress.decode(address)
+        return network.join_address(to.host, to.port)
 
     def reaches(self, local: bytes, remote: bytes) -> str | None:
         for address in (local, remote):
