@@ -59,7 +59,10 @@ def number(path: Path) -> int | None:
 
 
 def cpus(root: Path) -> list[Device]:
-    """A device a NUMA node that has CPUs or memory, with both; one for the whole machine where Linux knows of no nodes."""
+    """A device a NUMA node that has CPUs; one for the whole machine where Linux knows of none.
+
+    Nodes of memory alone are none: they are the memory of GPUs (eight a GPU on Grace), or behind CXL.
+    """
     folder = root / "sys/devices/system/node"
     found = []
     for node in sorted(_numbers(folder, "node")):
@@ -67,7 +70,7 @@ def cpus(root: Path) -> list[Device]:
         total = re.search(r"MemTotal:\s*(\d{1,15}) kB", text(one / "meminfo") or "")
         near = text(one / "cpulist") or None
         memory = int(total[1]) << 10 if total else None
-        if near or memory:
+        if near:
             found.append(Device(name=f"CPU{node}", kind="cpu", numa_node=node, cpu_affinity=near, memory_bytes=memory))
     online = text(root / "sys/devices/system/cpu/online") or None
     return found or [Device(name="CPU0", kind="cpu", cpu_affinity=online)]

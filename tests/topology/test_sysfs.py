@@ -89,6 +89,14 @@ def test_a_machine_that_tells_nothing(tmp_path: Path) -> None:
     assert (cpu.name, cpu.numa_node, cpu.memory_bytes) == ("CPU0", None, None)
 
 
+def test_nodes_of_memory_alone_are_no_cpus(tmp_path: Path) -> None:
+    for node in range(9):
+        facts = {"cpulist": "0-71"} if node == 0 else {"cpulist": ""}
+        write(tmp_path / f"sys/devices/system/node/node{node}", meminfo=f"Node {node} MemTotal: 1048576 kB", **facts)
+    (cpu,) = topology.discover(tmp_path, labels={}).of_kind("cpu")
+    assert (cpu.name, cpu.cpu_affinity) == ("CPU0", "0-71")
+
+
 def test_a_container_has_its_virtual_interface(tmp_path: Path) -> None:
     write(tmp_path / "sys/devices/virtual/net/eth0", type="1", speed="10000")
     link(tmp_path / "sys/class/net/eth0", tmp_path / "sys/devices/virtual/net/eth0")
