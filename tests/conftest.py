@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,9 @@ import pytest
 # Pools of math threads would outlive the tests and fight for the cores. Read when torch and numpy load, so set here.
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[variable] = "1"
+# Whoever starts the tests in the background of a script has them ignore Ctrl-C, and all that they start too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from tests import leaks  # noqa: E402
 
