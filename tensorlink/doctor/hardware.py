@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 from tensorlink.doctor.finding import Finding
-from tensorlink.topology.sysfs import text
+from tensorlink.topology.sysfs import names, text
 
 _MODULE = re.compile(r"Kernel Module(?: for \S+)?\s+(\d{1,4}(?:\.\d{1,4}){1,2})")
 
@@ -19,7 +18,7 @@ def gpus(root: Path) -> Finding | None:
         return None
     version = _MODULE.search(said)
     driver = f"driver {version[1]}" if version else "driver of unknown version"
-    count = len(_names(root / "proc/driver/nvidia/gpus"))
+    count = len(names(root / "proc/driver/nvidia/gpus"))
     peermem = "is" if (root / "sys/module/nvidia_peermem").is_dir() else "isn't"
     reason = f"NVIDIA {driver}, {count} GPU{'s' * (count != 1)}, nvidia-peermem {peermem} loaded"
     return Finding("GPUs", "note", f"{reason}; this version moves tensors on the CPU only")
@@ -28,7 +27,7 @@ def gpus(root: Path) -> Finding | None:
 def rdma(root: Path) -> Finding | None:
     """Ports of RDMA devices, with state and rate. None: there are no devices."""
     folder = root / "sys/class/infiniband"
-    ports = [(name, port) for name in _names(folder) for port in _names(folder / name / "ports")]
+    ports = [(name, port) for name in names(folder) for port in names(folder / name / "ports")]
     if not ports:
         return None
     rows = []
@@ -38,10 +37,3 @@ def rdma(root: Path) -> Finding | None:
         rows.append(f"{name}/{port} {state.rpartition(': ')[2].lower()} {rate}")
     reason = f"{', '.join(rows)}; this version goes over TCP between hosts"
     return Finding("RDMA", "note", reason)
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []

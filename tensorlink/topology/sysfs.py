@@ -77,10 +77,11 @@ def cpus(root: Path) -> list[Device]:
 
 
 def _numbers(folder: Path, prefix: str) -> list[int]:
-    return [int(name.removeprefix(prefix)) for name in _names(folder) if re.fullmatch(rf"{prefix}\d{{1,6}}", name)]
+    return [int(name.removeprefix(prefix)) for name in names(folder) if re.fullmatch(rf"{prefix}\d{{1,6}}", name)]
 
 
-def _names(folder: Path) -> list[str]:
+def names(folder: Path) -> list[str]:
+    """What a folder has, in order; nothing if there is none."""
     try:
         return sorted(os.listdir(folder))
     except OSError:
@@ -90,7 +91,7 @@ def _names(folder: Path) -> list[str]:
 def pci_devices(root: Path) -> dict[str, PciDevice]:
     """All devices on PCI by address."""
     folder = root / "sys/bus/pci/devices"
-    return {name: _pci_device(folder, name) for name in _names(folder) if ADDRESS.fullmatch(name)}
+    return {name: _pci_device(folder, name) for name in names(folder) if ADDRESS.fullmatch(name)}
 
 
 def _pci_device(folder: Path, name: str) -> PciDevice:
@@ -121,11 +122,11 @@ def nics(root: Path, found: Mapping[str, PciDevice]) -> list[Device]:
 
     Virtual interfaces come only where nothing else leads out, as in most containers; the loopback never does.
     """
-    interfaces = [_interface(root / "sys/class/net" / name) for name in _names(root / "sys/class/net")]
+    interfaces = [_interface(root / "sys/class/net" / name) for name in names(root / "sys/class/net")]
     named = [one for one in interfaces if one is not None]
     devices = []
     taken: set[str] = set()
-    for name in _names(root / "sys/class/infiniband"):
+    for name in names(root / "sys/class/infiniband"):
         folder = root / "sys/class/infiniband" / name
         address = pci_address(folder)
         own = tuple(one.name for one in named if address is not None and one.pci == address)
@@ -171,7 +172,7 @@ def _interface(folder: Path) -> Device | None:
 def _infiniband_mbps(folder: Path) -> int | None:
     """All ports that are up together."""
     total = 0
-    for port in _names(folder / "ports"):
+    for port in names(folder / "ports"):
         rate = re.match(r"(\d{1,5}(?:\.\d)?) Gb/sec", text(folder / "ports" / port / "rate") or "")
         if rate and "ACTIVE" in (text(folder / "ports" / port / "state") or ""):
             total += int(float(rate[1]) * 1000)

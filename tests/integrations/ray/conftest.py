@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 import tensorlink as tl
 from tests import leaks
-from tests.conftest import make_runtime_dir
+from tests.integrations.ray.clusters import ray_folder
 
-ROOT = Path(__file__).resolve().parents[3]
 RAY_LIMIT_S = 8.0
 # Read when Ray is imported, so set here: the limit after which it gives up a transfer, 60 s otherwise.
 os.environ["RAY_rdt_fetch_fail_timeout_milliseconds"] = str(int(RAY_LIMIT_S * 1000))  # noqa: SIM112 - Ray names it
@@ -37,23 +34,10 @@ def _rays(what: str) -> bool:
     return what.startswith(("thread native ", "fd ")) and "tensorlink" not in what
 
 
-def environment(folder: Path) -> dict[str, str]:
-    """What a driver and its Ray need: they find this checkout, and meet nobody else's."""
-    return {
-        "XDG_RUNTIME_DIR": str(folder),
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
-        "RAY_AUTH_MODE": "disabled",  # it listens for this host only, and would leave a token in the home of the user
-        "TENSORLINK_LEASE_S": "60",  # a stopped process is silent, not gone
-    }
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     """A driver that is connected to a Ray whose workers find this checkout and register the transport when they start."""
-    folder = make_runtime_dir()
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment(folder).items():
-            patch.setenv(name, value)
+    with ray_folder(lease_s=60) as folder:  # a stopped process is silent, not gone
         import ray
 
         ray.init(
@@ -69,7 +53,6 @@ def cluster() -> Iterator[None]:
         yield
         ray.shutdown()
         tl.shutdown()
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import make_runtime_dir
-from tests.integrations.ray.conftest import ROOT, environment
+from tests.integrations.ray.clusters import ROOT, environment
 
 pytest.importorskip("ray")
 pytest.importorskip("torch")
@@ -28,7 +28,7 @@ def run(script: Path, folder: Path) -> str:
     done = subprocess.run(
         [sys.executable, str(script)],
         env={name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        | environment(folder)
+        | environment(folder, lease_s=60)
         | {"RAY_TMPDIR": str(folder)},
         capture_output=True,
         text=True,

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:.*:Fu
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
     with ray_folder() as folder:
-        ray.init(num_cpus=2, _temp_dir=folder, log_to_driver=False, labels={"rack": "r1"}, **SMALL)
+        ray.init(num_cpus=2, _temp_dir=str(folder), log_to_driver=False, labels={"rack": "r1"}, **SMALL)
         yield
         ray.shutdown()
 

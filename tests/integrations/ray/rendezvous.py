@@ -32,7 +32,7 @@ FAST = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "he
 def cluster() -> Iterator[Any]:
     """Two nodes: a head, to which this process belongs, and another one."""
     with ray_folder() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_TMPDIR", folder)
+        patch.setenv("RAY_TMPDIR", str(folder))
         made = cluster_utils.Cluster(
             initialize_head=True, head_node_args={"num_cpus": 2, "_system_config": FAST, **SMALL}
         )
