@@ -177,13 +177,19 @@ def run_driver(do: str, cluster: Any, namespace: str) -> str:
 
 @pytest.fixture
 def far_coordinator(cluster: Any) -> Any:
-    """The actor on the second node, after one of before has gone from the head's."""
-    if named():
-        ray.kill(rendezvous.start(tl.Settings()))
-    eventually(lambda: not named(), "the name is free")
+    """The actor on the second node. Ray may place on the head's what may be anywhere, so until it is there."""
     (node,) = cluster.worker_nodes
     there = strategies.NodeAffinitySchedulingStrategy(node.node_id, soft=True)
-    return rendezvous.start(tl.Settings(lease_s=2.0), scheduling_strategy=there)
+
+    def placed() -> Any:
+        actor = rendezvous.start(tl.Settings(lease_s=2.0), scheduling_strategy=there)
+        if ray.get(actor.__ray_call__.remote(node_of)) == node.node_id:
+            return actor
+        ray.kill(actor)
+        eventually(lambda: not named(), "the name is free")
+        return None
+
+    return eventually(placed, "it is on the second node")
 
 
 def test_the_end_of_its_node(
