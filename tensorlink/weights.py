@@ -95,10 +95,11 @@ class WeightPublisher:
         """Publishes the tensors as they are now, and returns the number of the version: `version`, or one more than the
         last.
 
-        Copies them into the pool once; nothing else in this process may write them meanwhile. When it returns, every
-        subscriber's next pull gets this version or a newer one. Where the budget of the pool leaves no room because a
-        slow reader still holds an old version, it waits for the reader for `timeout` seconds. Where the whole budget is
-        too small for two versions, the last one is given up first, and pulls wait until this one is there.
+        Copies them into the pool once; nothing else in this process may write them meanwhile. When it returns, the
+        next pull of every subscriber on this host gets this version or a newer one; other hosts are being told. Where
+        the budget of the pool leaves no room because a slow reader still holds an old version, it waits for the reader
+        for `timeout` seconds. Where the whole budget is too small for two versions, the last one is given up first, and
+        pulls wait until this one is there.
 
         Raises: ValueError: `version` doesn't grow; PoolExhaustedError: no room in time, and the message names who holds
         what; TypeError: something cannot travel; ClosedError. After a failure the last version stays the newest (with

@@ -26,6 +26,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from itertools import repeat
 from typing import Any, Self
 
@@ -78,7 +79,6 @@ class Relay:
         self._lock = threading.RLock()
         self._loop = asyncio.new_event_loop()
         self._line = Line(self._loop)
-        self.counters = self._line.counters
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"relay {self.port}", daemon=True)
         self._thread.start()
         try:
@@ -100,6 +100,14 @@ class Relay:
     @property
     def open_connections(self) -> int:
         return len(self._line.links)
+
+    @property
+    def counters(self) -> Counters:
+        """What it has seen so far. Every byte that has arrived somewhere is counted."""
+        with self._lock:
+            counters = self._line.counters
+            seen: Counters = replace(counters) if self._loop.is_closed() else self._do(replace, counters)
+            return seen
 
     def __enter__(self) -> Self:
         return self
@@ -178,9 +186,9 @@ class Relay:
 
     # How they get into the relay's thread, and what runs there
 
-    def _do(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Runs it there, and returns when it has run."""
-        done: Future[object] = Future()
+    def _do(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Runs it there, and returns what it has returned."""
+        done: Future[Any] = Future()
 
         def run() -> None:
             try:
@@ -190,7 +198,7 @@ class Relay:
 
         with self._lock:  # so that nobody waits for a loop that is being closed
             self._loop.call_soon_threadsafe(run)
-            done.result(ANSWER_S)
+            return done.result(ANSWER_S)
 
     def _change(self, function: Callable[..., object], *arguments: Any) -> None:
         def run() -> None:
@@ -200,7 +208,7 @@ class Relay:
         self._do(run)
 
     def _cut(self) -> None:
-        self.counters.cuts += len(self._line.links)
+        self._line.counters.cuts += len(self._line.links)
         self._line.reset()
 
     def _start_listening(self) -> None:
@@ -221,7 +229,7 @@ class Relay:
         assert self._listener is not None
         with suppress(OSError):  # who knocked may be gone
             client, _ = self._listener.accept()
-            self.counters.connections += 1
+            self._line.counters.connections += 1
             Link(self._line, client, *self._target)
 
 

@@ -20,7 +20,7 @@ RESET_AT_CLOSE = b"\1\0\0\0\0\0\0\0"  # struct linger: on, for no time
 
 @dataclass
 class Counters:
-    """What a relay has seen. Only its thread writes them; any thread may read them."""
+    """What a relay has seen."""
 
     connections: int = 0  # accepted so far
     forward_bytes: int = 0
