@@ -62,6 +62,11 @@ def is_wildcard(host: str) -> bool:
     return is_ip(host) and ipaddress.ip_address(host).is_unspecified
 
 
+def is_loopback(host: str) -> bool:
+    """Whether it is an address, or the name, by which a host reaches only itself."""
+    return host == "localhost" or (is_ip(host) and ipaddress.ip_address(host).is_loopback)
+
+
 def port_range(ports: str | None) -> range:
     """The ports that `FIRST-LAST` names; None: only 0, which stands for any free one. Raises: ValueError."""
     if ports is None:

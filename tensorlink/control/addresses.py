@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from tensorlink.control import runtime_dir
 from tensorlink.control.certificates import Certificates
 from tensorlink.errors import AuthenticationError, PeerLostError
 from tensorlink.settings import Settings
+
+log = logging.getLogger("tensorlink")
 
 MAX_ADDRESS_BYTES = 512
 
@@ -45,9 +48,11 @@ def listen_address(settings: Settings) -> str | None:
         )
     if settings.interface is not None:
         try:
-            return network.address_of(settings.interface)
+            found = network.address_of(settings.interface)
         except ValueError as error:
             raise ValueError(f"TENSORLINK_INTERFACE: {error}") from None
+        _warn_of_loopback(found, settings)
+        return found
     if settings.coordinator is None or settings.coordinator.startswith("unix:"):
         return "127.0.0.1"
     try:
@@ -58,6 +63,19 @@ def listen_address(settings: Settings) -> str | None:
             phase="join",
             hint="TENSORLINK_COORDINATOR must name it as this host knows it",
         ) from None
+
+
+def _warn_of_loopback(address: str, settings: Settings) -> None:
+    if settings.coordinator is None or settings.coordinator.startswith("unix:"):
+        return
+    host, _ = network.split_address(settings.coordinator)
+    if network.is_loopback(address) and not network.is_loopback(host):
+        log.warning(
+            "TENSORLINK_INTERFACE=%s is reached from this host alone, and the coordinator is at %s: peers on other "
+            "hosts will not find a way here",
+            settings.interface,
+            settings.coordinator,
+        )
 
 
 def add_tcp_port(server: Any, certificates: Certificates | None, host: str, ports: str | None, port: int = 0) -> int:

@@ -49,6 +49,23 @@ def test_where_a_peer_listens(fields: dict[str, str], expected: str | None) -> N
     assert listen_address(Settings(**fields)) == expected  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("fields", "warned"),
+    [
+        ({"interface": "lo", "coordinator": "10.0.0.1:4000"}, True),
+        ({"interface": "lo", "coordinator": "localhost:4000"}, False),
+        ({"interface": "lo", "coordinator": "unix:/run/c.sock"}, False),
+        ({"interface": "lo"}, False),
+    ],
+    ids=str,
+)
+def test_loopback_under_a_coordinator_that_others_reach_is_warned_of(
+    fields: dict[str, str], warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert listen_address(Settings(token="secret", **fields)) == "127.0.0.1"  # type: ignore[arg-type]
+    assert ("TENSORLINK_INTERFACE=lo" in caplog.text) == warned
+
+
 def test_where_a_peer_cannot_listen(run_dir: Path) -> None:
     with pytest.raises(AuthenticationError, match="TENSORLINK_TOKEN"):
         tl.init("a", interface="lo")
