@@ -71,7 +71,7 @@ def pull_and_tell(min_version: int) -> int:
 
 def hold_newest() -> int:
     """Opens the newest version as a pull does, and doesn't let it go."""
-    source = kept["subscriber"]._source
+    source = kept["subscriber"]._sources.current
     version, descriptor = source.lane.read_board("policy")
     kept["view"] = source.connection.map(descriptor, DEADLINE_S)
     return int(version)
