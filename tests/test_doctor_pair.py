@@ -158,7 +158,7 @@ def test_two_hosts(cluster: Cluster) -> None:
     # Now it doesn't: b says that it takes 1500 bytes, and what is larger than 1300 is dropped on the way.
     link(far, "route", "replace", f"{near.ip}/32", "dev", "eth0", "advmss", "1460")
     link(near, "link", "set", "eth0", "gso_max_segs", "1")
-    lossy = look(2.0)
+    lossy = look(3.0)
     assert lossy["control of b"].verdict == "ok" and lossy["large packets to b"].verdict == "fail"
     there.close()
     here.close()
