@@ -28,6 +28,7 @@ ACTORS = {PUBLISHER: "", "near": "", "also-near": "", "far": "tcp", "also-far": 
 STEADY = "near"
 """Never hurt: what it has must not grow."""
 GROWTH = {"fds": 60, "threads": 12, "mib": 300}
+STARTS_S = 120.0
 ENDS_S = 30.0
 
 
@@ -63,10 +64,14 @@ class Process:
                 self.counts = Counter(told["counts"])
                 self.usage.append(told["usage"])
 
-    def end(self) -> int:
-        """Lets it end by itself; its exit status."""
+    def may_end(self) -> None:
+        """Doesn't wait for it. Idempotent."""
         assert self.popen.stdin is not None
         self.popen.stdin.close()
+
+    def end(self) -> int:
+        """Lets it end by itself; its exit status."""
+        self.may_end()
         try:
             return self.popen.wait(ENDS_S)
         finally:
@@ -127,7 +132,16 @@ class Soak:
 
     # From begin to end
 
+    def wait_for_all(self) -> None:
+        """Until each actor has told of itself, so that what follows is traffic and not the start of processes."""
+        deadline = time.monotonic() + STARTS_S
+        while not (self.wrong or all(process.usage for process in self.processes.values())):
+            if time.monotonic() > deadline:
+                self.wrong.append("not all actors have started")
+            time.sleep(0.1)
+
     def run(self, seconds: float) -> None:
+        self.wait_for_all()
         begin = reported = time.monotonic()
         while (now := time.monotonic()) < begin + seconds and not self.wrong:
             time.sleep(self.rng.uniform(0.5, 2.0))
@@ -153,6 +167,10 @@ class Soak:
         return " | ".join(" ".join(f"{name} {n}" for name, n in sorted(part.items())) for part in parts)
 
     def close(self) -> None:
+        for (
+            process
+        ) in self.processes.values():  # all at once: each waits for calls of others that end by their deadline only
+            process.may_end()
         for process in self.processes.values():
             try:
                 if (status := process.end()) and not self.wrong:

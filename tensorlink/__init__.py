@@ -53,9 +53,10 @@ from tensorlink.errors import (
 from tensorlink.settings import Settings
 from tensorlink.transfer import Transfer
 from tensorlink.types import PeerId, PeerInfo, TensorRef
+from tensorlink.version import RELEASE
 from tensorlink.weights import WeightPublisher, WeightSubscriber
 
-__version__ = "0.1.0"
+__version__ = RELEASE
 
 __all__ = [
     "AuthenticationError",

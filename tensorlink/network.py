@@ -23,7 +23,9 @@ from tensorlink.errors import PeerLostError, TransportError
 T = TypeVar("T")
 
 _SIOCGIFCONF = 0x8912
+_SIOCGIFMTU = 0x8921
 _IFREQ = struct.Struct("16sHH4s16x")  # name, family, port, IPv4 address
+_IFREQ_MTU = struct.Struct("16si20x")
 _UNUSABLE = 0x40 | 0x08  # IFA_F_TENTATIVE, IFA_F_DADFAILED
 _RETRY_S = 0.5
 _TRY_S = 2.0
@@ -149,6 +151,19 @@ def address_of(interface: str) -> str:
         why = f"the network interface {interface!r} has no IP address"
     rows = "; ".join(f"{name}: {', '.join(addresses) or 'no address'}" for name, addresses in known.items())
     raise ValueError(f"{why} (there are {rows})")
+
+
+def mtu_of(host: str | None) -> int | None:
+    """The MTU, in bytes, of the interface that has this IP address; None where there is none. Doesn't block."""
+    name = next((name for name, addresses in interfaces().items() if host in addresses), None)
+    if name is None:
+        return None
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # netdevice(7), SIOCGIFMTU
+            answer = fcntl.ioctl(probe, _SIOCGIFMTU, _IFREQ_MTU.pack(name.encode(), 0))
+    except OSError:
+        return None
+    return int(_IFREQ_MTU.unpack(answer)[1])
 
 
 def local_address_towards(host: str, port: int, timeout: float) -> str:

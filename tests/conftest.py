@@ -34,6 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--transports", help="what all peers use, as in the setting: tcp; tests of shared memory are skipped"
     )
     group.addoption("--control", help="what carries their messages, as in the setting: grpc")
+    group.addoption("--settle", type=float, default=15.0, help="seconds that a module's last threads have to end")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -85,7 +86,9 @@ def _leaves_nothing(request: pytest.FixtureRequest, _isolated_session: None) -> 
     """
     before, failed = leaks.Snapshot.take(), request.session.testsfailed
     yield
-    left = leaks.settle(before, timeout=15.0 if request.session.testsfailed == failed else 0.0)
+    left = leaks.settle(
+        before, timeout=request.config.getoption("--settle") if request.session.testsfailed == failed else 0.0
+    )
     leaks.end_children(before)
     if request.session.testsfailed == failed:
         assert not left, "left behind by this module:\n" + "\n".join(left)

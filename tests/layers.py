@@ -13,6 +13,7 @@ RANKS = {
     "_core": 0,
     "recording": 1,
     "flight": 2,
+    "version": 0,
     "protocol": 1,
     "network": 1,
     "types": 2,

@@ -18,11 +18,12 @@ import pytest
 
 import tensorlink as tl
 from tensorlink import network
-from tensorlink.doctor import examine, hardware, limits, memory, peer, reach, security
+from tensorlink.doctor import examine, limits, memory, peer, reach, security
 from tensorlink.doctor.finding import Finding, guarded, worst
 from tensorlink.settings import Settings
 from tests.authority import Authority, authority, other
 from tests.cluster import Cluster, cluster, networks
+from tests.facts import write
 from tests.hosts import Host
 from tests.joined import join
 from tests.peer import ROOT, Peer, nursery, spawn
@@ -34,15 +35,6 @@ pytestmark = pytest.mark.usefixtures("nursery")
 NONE = -1
 GIB = 1 << 30
 TOKEN = "0123456789abcdef0123456789abcdef"
-
-
-def write(root: Path, **files: str) -> Path:
-    """Files below a root; `__` in a name stands for a slash."""
-    for name, said in files.items():
-        path = root / name.replace("__", "/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(said + "\n")
-    return root
 
 
 # Limits
@@ -120,39 +112,6 @@ def test_pool(tmp_path: Path) -> None:
     assert (too_much.verdict, too_much.mend) == ("fail", f"TENSORLINK_POOL_BYTES={GIB // 4}")
     write(tmp_path, proc__meminfo="MemTotal: 9 kB\nMemAvailable:     1024 kB")
     assert memory.pool(tmp_path, GIB // 4).verdict == "note"
-
-
-# Devices
-
-
-@pytest.mark.parametrize(
-    "said, driver",
-    [
-        (
-            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023",
-            "driver 535.104.05",
-        ),
-        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86  Release Build", "driver 570.86"),
-        ("something else", "unknown version"),
-    ],
-)
-def test_gpus(tmp_path: Path, said: str, driver: str) -> None:
-    assert hardware.gpus(tmp_path) is None
-    write(tmp_path, proc__driver__nvidia__version=said)
-    (tmp_path / "proc/driver/nvidia/gpus/0000:19:00.0").mkdir(parents=True)
-    found = hardware.gpus(tmp_path)
-    assert found is not None and found.verdict == "note"
-    assert driver in found.reason and "1 GPU," in found.reason and "peermem isn't" in found.reason
-    (tmp_path / "sys/module/nvidia_peermem").mkdir(parents=True)
-    assert "peermem is loaded" in str(hardware.gpus(tmp_path))
-
-
-def test_rdma(tmp_path: Path) -> None:
-    assert hardware.rdma(tmp_path) is None
-    write(tmp_path / "sys/class/infiniband/mlx5_0/ports/1", state="4: ACTIVE", rate="400 Gb/sec (4X NDR)")
-    write(tmp_path / "sys/class/infiniband/mlx5_1/ports/1", state="1: DOWN")
-    found = hardware.rdma(tmp_path)
-    assert found is not None and "mlx5_0/1 active 400 Gb/sec (4X NDR), mlx5_1/1 down ?" in found.reason
 
 
 # Who may get in
@@ -308,6 +267,7 @@ def test_a_peer_of_this_host(join: Callable[..., Peer]) -> None:
     steps = ("coordinator", "join", "control of trainer", "shm to trainer")
     assert [found[step]["verdict"] for step in steps] == ["ok"] * 4
     assert "needs a token" in found["tcp to trainer"]["reason"]
+    assert found["release of trainer"]["verdict"] == "ok" and "clock of trainer" not in found  # one host has one
     (absent,) = peer.reached("trainee", Settings.load(), 5.0)
     assert absent.verdict == "fail" and absent.mend == "near names: trainer"
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import make_runtime_dir
 from tests.peer import ROOT
 
 DEADLINE_S = 60.0
@@ -354,13 +358,23 @@ assert now <= before, (before, now)
 """
 
 
-def run(script: Script, folder: Path, timeout: float = DEADLINE_S) -> None:
+Done = subprocess.CompletedProcess[str]
+
+
+def end_of(script: Script, folder: Path, timeout: float = DEADLINE_S, **variables: str) -> Done:
     path = folder / "script.py"
     path.write_text(PRELUDE + textwrap.dedent(script.body))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDEVMODE": "0"}
-    done = subprocess.run(
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDEVMODE": "0", **variables}
+    return subprocess.run(
         [sys.executable, str(path)], env=environment, timeout=timeout, capture_output=True, text=True, check=False
     )
+
+
+def run(script: Script, folder: Path, timeout: float = DEADLINE_S) -> None:
+    check(script, end_of(script, folder, timeout))
+
+
+def check(script: Script, done: Done) -> None:
     assert done.returncode == script.code, done.stderr
     if script.stderr:
         assert done.stderr.strip().splitlines()[-1].startswith(script.stderr)
@@ -370,9 +384,26 @@ def run(script: Script, folder: Path, timeout: float = DEADLINE_S) -> None:
     assert done.stdout == ""
 
 
+@pytest.fixture(scope="module")
+def ends(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Done]]]:
+    """The end of each script that is wanted. They run side by side, one on each processor: most of the time they wait."""
+    items = [item for item in request.session.items if getattr(item, "originalname", "") == "test_it_ends_quietly"]
+    folders: dict[str, Path] = {}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for item in items:
+            folders[item.callspec.params["name"]] = make_runtime_dir()  # type: ignore[attr-defined]
+        yield {
+            name: pool.submit(end_of, SCRIPTS[name], folder, XDG_RUNTIME_DIR=str(folder))
+            for name, folder in folders.items()
+        }
+        pool.shutdown(cancel_futures=True)
+    for folder in folders.values():
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 @pytest.mark.parametrize("name", list(SCRIPTS))
-def test_it_ends_quietly(name: str, tmp_path: Path) -> None:
-    run(SCRIPTS[name], tmp_path)
+def test_it_ends_quietly(ends: dict[str, Future[Done]], name: str) -> None:
+    check(SCRIPTS[name], ends[name].result())
 
 
 def test_init_and_shutdown_again_and_again(tmp_path: Path) -> None:

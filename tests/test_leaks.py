@@ -154,7 +154,8 @@ def test_check_fails_the_module_that_leaks(tmp_path: Path, fails: bool) -> None:
     (tmp_path / "tests" / "test_it.py").write_text(
         f"import os\ndef test_leaks():\n    os.memfd_create('x')\n    assert {not fails}\n"
     )
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", "tests"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib"]
+    command += ["--settle", "0.1", "tests"]  # what this one leaks never goes
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert result.returncode == 1
     assert ("left behind by this module" in result.stdout) is not fails, result.stdout

@@ -8,9 +8,10 @@ int main(int count, char** names) {
     const char* name;
     void (*run)();
   } suites[] = {
-#if defined(TL_SUITES_ENGINE)
+#if !defined(TL_SUITES_SMALL)
       {"tcp", tl::test::tcp_tests},
-#else
+#endif
+#if !defined(TL_SUITES_ENGINE)
       {"ring", tl::test::ring_tests},   {"holds", tl::test::holds_tests},       {"board", tl::test::board_tests},
       {"inbox", tl::test::inbox_tests}, {"segments", tl::test::segments_tests},
       {"hmac", tl::test::hmac_tests},   {"crc32c", tl::test::crc32c_tests},

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tensorlink.control.link import Membership, list_peers
     from tensorlink.control.mailbox import Mailbox
     from tensorlink.control.peer_client import PeerClient
-    from tensorlink.control.peer_service import Hello, PeerHandlers, PeerServer
+    from tensorlink.control.peer_service import Hello, PeerHandlers, PeerServer, Pong
     from tensorlink.control.runtime_dir import engine_socket, host_identity
     from tensorlink.control.standalone import serve
 
@@ -33,6 +33,7 @@ _HOMES = {
     "PeerClient": "peer_client",
     "PeerHandlers": "peer_service",
     "PeerServer": "peer_service",
+    "Pong": "peer_service",
     "engine_socket": "runtime_dir",
     "host_identity": "runtime_dir",
     "list_peers": "link",
@@ -50,6 +51,7 @@ __all__ = [
     "PeerClient",
     "PeerHandlers",
     "PeerServer",
+    "Pong",
     "engine_socket",
     "host_identity",
     "list_peers",

@@ -237,10 +237,24 @@ class MailboxFrame(_message.Message):
     data: bytes
     def __init__(self, source: _Optional[str] = ..., incarnation: _Optional[int] = ..., transport: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
 
+class PingRequest(_message.Message):
+    __slots__ = ("padding",)
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    padding: bytes
+    def __init__(self, padding: _Optional[bytes] = ...) -> None: ...
+
 class PingReply(_message.Message):
-    __slots__ = ("name", "incarnation")
+    __slots__ = ("name", "incarnation", "release", "utc_us", "mtu", "padding")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    UTC_US_FIELD_NUMBER: _ClassVar[int]
+    MTU_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
     name: str
     incarnation: int
-    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    release: str
+    utc_us: int
+    mtu: int
+    padding: bytes
+    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[int] = ..., release: _Optional[str] = ..., utc_us: _Optional[int] = ..., mtu: _Optional[int] = ..., padding: _Optional[bytes] = ...) -> None: ...

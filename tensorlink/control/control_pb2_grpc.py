@@ -347,7 +347,7 @@ class PeerServiceStub(object):
                 _registered_method=True)
         self.Ping = channel.unary_unary(
                 '/tensorlink.PeerService/Ping',
-                request_serializer=tensorlink_dot_control_dot_control__pb2.Empty.SerializeToString,
+                request_serializer=tensorlink_dot_control_dot_control__pb2.PingRequest.SerializeToString,
                 response_deserializer=tensorlink_dot_control_dot_control__pb2.PingReply.FromString,
                 _registered_method=True)
 
@@ -411,7 +411,7 @@ def add_PeerServiceServicer_to_server(servicer, server):
             ),
             'Ping': grpc.unary_unary_rpc_method_handler(
                     servicer.Ping,
-                    request_deserializer=tensorlink_dot_control_dot_control__pb2.Empty.FromString,
+                    request_deserializer=tensorlink_dot_control_dot_control__pb2.PingRequest.FromString,
                     response_serializer=tensorlink_dot_control_dot_control__pb2.PingReply.SerializeToString,
             ),
     }
@@ -549,7 +549,7 @@ class PeerService(object):
             request,
             target,
             '/tensorlink.PeerService/Ping',
-            tensorlink_dot_control_dot_control__pb2.Empty.SerializeToString,
+            tensorlink_dot_control_dot_control__pb2.PingRequest.SerializeToString,
             tensorlink_dot_control_dot_control__pb2.PingReply.FromString,
             options,
             channel_credentials,

@@ -327,7 +327,9 @@ class Coordinator(pb_grpc.CoordinatorServicer):
         try:
             async with wire.aio_channel(target, self._certificates) as channel:
                 metadata = wire.token_metadata(self._token)
-                reply = await pb_grpc.PeerServiceStub(channel).Ping(pb.Empty(), timeout=_PING_S, metadata=metadata)
+                reply = await pb_grpc.PeerServiceStub(channel).Ping(
+                    pb.PingRequest(), timeout=_PING_S, metadata=metadata
+                )
                 return bool(reply.name == peer.name)
         except (grpc.RpcError, ValueError):
             return False

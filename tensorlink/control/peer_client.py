@@ -16,10 +16,12 @@ from tensorlink.control import control_pb2 as pb
 from tensorlink.control import control_pb2_grpc as pb_grpc
 from tensorlink.control.certificates import Certificates
 from tensorlink.control.mailbox import Mailbox
-from tensorlink.control.peer_service import Hello
+from tensorlink.control.peer_service import Hello, Pong
 from tensorlink.control.runtime_dir import host_identity
 from tensorlink.errors import ClosedError, PeerLostError, TransportError
 from tensorlink.types import PeerId
+
+_MAX_RELEASE = 64
 
 
 class PeerClient:
@@ -86,8 +88,14 @@ class PeerClient:
 
     def ping(self, timeout: float) -> PeerId:
         """Who answers there; incarnation 0: it has not joined yet."""
-        reply = self._call("Ping", pb.Empty(), timeout)
-        return PeerId(reply.name, reply.incarnation)
+        return self.about(timeout).peer
+
+    def about(self, timeout: float, padding: int = 0) -> Pong:
+        """What it tells of itself. With `padding` that many bytes go there, and up to 64 KiB come back: large
+        packets, both ways."""
+        reply = self._call("Ping", pb.PingRequest(padding=bytes(padding)), timeout)
+        release = reply.release if len(reply.release) <= _MAX_RELEASE and reply.release.isprintable() else ""
+        return Pong(PeerId(reply.name, reply.incarnation), release, reply.utc_us, reply.mtu)
 
     def mailbox(self, transport: str) -> Mailbox:
         """Opens a mailbox to the same transport in the peer. Returns at once; a lost peer mostly shows at the first `recv`."""

@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import grpc
 
+from tensorlink import network
 from tensorlink.control import addresses, mailbox, runtime_dir, wire
 from tensorlink.control import control_pb2 as pb
 from tensorlink.control import control_pb2_grpc as pb_grpc
@@ -21,13 +23,14 @@ from tensorlink.control.certificates import Certificates, check_caller
 from tensorlink.control.logins import Gate, Logins
 from tensorlink.control.pool import DaemonPool
 from tensorlink.errors import AuthenticationError, TensorLinkError, TransportError
-from tensorlink.network import join_address
 from tensorlink.types import PeerId
+from tensorlink.version import RELEASE
 
 log = logging.getLogger("tensorlink.control")
 
 _MAX_MAILBOXES = 128
 _MAX_CALLS = 4096
+_MAX_PADDING = 64 << 10
 _STOP_S = 0.5
 
 Request = TypeVar("Request")
@@ -42,6 +45,19 @@ class Hello:
     peer: PeerId
     host: str
     connect: Mapping[str, bytes]
+
+
+@dataclass(frozen=True)
+class Pong:
+    """What a peer answers to a ping. Of an older release nothing but `peer` is known."""
+
+    peer: PeerId
+    release: str = ""
+    """Of TensorLink, `0.1.0`; empty: it doesn't say."""
+    utc_us: int = 0
+    """Its clock when it answered; 0: it doesn't say."""
+    mtu: int = 0
+    """Of the interface on which it listens for other hosts, bytes; 0: it doesn't listen, or doesn't say."""
 
 
 class PeerHandlers(Protocol):
@@ -122,6 +138,7 @@ class PeerServer(pb_grpc.PeerServiceServicer):
         self._logins = Logins(token)
         self.certificates = certificates
         self._handlers = handlers
+        self._host = listen
         self._pid = os.getpid()
         self._boxes: set[mailbox.Mailbox] = set()
         self._lock = threading.Lock()
@@ -153,7 +170,7 @@ class PeerServer(pb_grpc.PeerServiceServicer):
             raise TransportError(f"cannot listen on {self._path}: {error}", phase="listen") from None
         if host is not None:
             port = addresses.add_tcp_port(self._server, self.certificates, host, ports)
-            self.address += f",{join_address(host, port)}"
+            self.address += f",{network.join_address(host, port)}"
 
     def close(self) -> None:
         """Ends calls and mailboxes and removes the socket, within a second. Idempotent; does nothing after `fork`."""
@@ -189,8 +206,15 @@ class PeerServer(pb_grpc.PeerServiceServicer):
         return pb.Empty()
 
     @_guarded
-    def Ping(self, request: pb.Empty, context: Context) -> pb.PingReply:
-        return pb.PingReply(name=self.name, incarnation=self.incarnation)
+    def Ping(self, request: pb.PingRequest, context: Context) -> pb.PingReply:
+        return pb.PingReply(
+            name=self.name,
+            incarnation=self.incarnation,
+            release=RELEASE,
+            utc_us=time.time_ns() // 1000,
+            mtu=network.mtu_of(self._host) or 0,
+            padding=bytes(min(len(request.padding), _MAX_PADDING)),
+        )
 
     @_guarded
     def Mailbox(self, frames: Iterator[pb.MailboxFrame], context: Context) -> Iterator[pb.MailboxFrame]:
@@ -229,4 +253,4 @@ def _pump(frames: Iterator[pb.MailboxFrame], box: mailbox.Mailbox) -> None:
     box.end("the other side closed it")
 
 
-__all__ = ["Hello", "PeerHandlers", "PeerServer"]
+__all__ = ["Hello", "PeerHandlers", "PeerServer", "Pong"]

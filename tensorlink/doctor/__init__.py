@@ -7,12 +7,13 @@ anything but the run-time directory, which is made as every peer makes it.
 from __future__ import annotations
 
 import functools
+import os
 import resource
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tensorlink.doctor import hardware, limits, memory, reach, security
+from tensorlink.doctor import hardware, isolation, limits, memory, reach, security, ucx
 from tensorlink.doctor.finding import Finding, Verdict, failed, guarded, unknown, worst
 from tensorlink.doctor.peer import reached
 from tensorlink.settings import Settings
@@ -56,9 +57,15 @@ def _machine(root: Path) -> dict[str, Check]:
         "open files": lambda: limits.open_files(*of(resource.RLIMIT_NOFILE)),
         "locked memory": lambda: limits.locked_memory(of(resource.RLIMIT_MEMLOCK)[0]),
         "shared memory": functools.partial(memory.shared_memory, root),
+        "/dev/shm": functools.partial(memory.dev_shm, root),
         "huge pages": functools.partial(memory.huge_pages, root),
+        "ptrace": functools.partial(isolation.ptrace, root),
+        "namespaces": functools.partial(isolation.namespaces, root),
         "GPUs": functools.partial(hardware.gpus, root),
+        "CUDA toolkit": functools.partial(hardware.toolkit, root),
         "RDMA": functools.partial(hardware.rdma, root),
+        "GPUDirect": functools.partial(hardware.gpudirect, root),
+        "UCX": lambda: ucx.library(ucx.candidates(os.environ)),
         "run-time directory": security.directory,
         "sockets": security.sockets,
     }

@@ -14,6 +14,7 @@ from tensorlink.topology.sysfs import text
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _THP = "sys/kernel/mm/transparent_hugepage/shmem_enabled"
+_SMALL_SHM = 1 << 30  # containers get 64 MiB unless they ask
 _COLLAPSE = (6, 1)  # the kernel from which huge pages can be asked for one by one, madvise(2)
 
 
@@ -34,6 +35,23 @@ def shared_memory(root: Path, create: Callable[[str, int], int] = os.memfd_creat
             return Finding(check, "fail", reason, "sysctl vm.memfd_noexec=1")
         return Finding(check, "fail", f"no sealed memory file can be made: {error.strerror}; no peer can start")
     return Finding(check, "ok", "memory files can be made, sealed and shared; nothing is kept in /dev/shm")
+
+
+def dev_shm(root: Path, stat: Callable[[Path], os.statvfs_result] = os.statvfs) -> Finding:
+    """Nothing of ours lies there; NCCL, UCX and the data loaders of torch keep theirs there, beside us."""
+    check = "/dev/shm"
+    mend = "docker run --shm-size=8g, or mount -o remount,size=8g /dev/shm"
+    try:
+        found = stat(root / "dev/shm")
+    except OSError as error:
+        return Finding(
+            check, "note", f"{error.strerror}; TensorLink needs none, NCCL and data loaders of torch do", mend
+        )
+    size, free = found.f_frsize * found.f_blocks, found.f_frsize * found.f_bavail
+    reason = f"{_gib(free)} of {_gib(size)} free"
+    if free < _SMALL_SHM:
+        return Finding(check, "note", f"{reason}; enough for TensorLink, not for NCCL or data loaders of torch", mend)
+    return Finding(check, "ok", reason)
 
 
 def huge_pages(root: Path) -> Finding:

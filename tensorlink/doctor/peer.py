@@ -10,9 +10,10 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from tensorlink.control import Certificates, PeerClient, list_peers
+from tensorlink.control import Certificates, PeerClient, host_identity, list_peers
 from tensorlink.control.addresses import route_to
-from tensorlink.doctor.finding import Finding, failed
+from tensorlink.doctor.finding import Finding, failed, unknown
+from tensorlink.doctor.pair import compared
 from tensorlink.endpoint import Endpoint, open_endpoint
 from tensorlink.errors import PeerLostError, TensorLinkError, TransferTimeoutError
 from tensorlink.settings import Settings
@@ -72,11 +73,14 @@ def _ways(endpoint: Endpoint, peer: PeerInfo, timeout: float) -> Iterator[Findin
             )
             return
         yield Finding(check, "ok", f"answers at {route_to(peer.address).target} in {_ms(began)}")
-    if hello.peer != peer.id:
-        yield Finding(
-            check, "fail", f"it is {hello.peer} that answers there: {peer.id} has restarted, or isn't ready yet"
-        )
-        return
+        if hello.peer != peer.id:
+            reason = f"it is {hello.peer} that answers there: {peer.id} has restarted, or isn't ready yet"
+            yield Finding(check, "fail", reason)
+            return
+        try:
+            yield from compared(client, peer.name, peer.address, peer.host == host_identity(), timeout)
+        except TensorLinkError as error:
+            yield unknown(f"likeness of {peer.name}", error)
     found = list(_paths(endpoint, peer, hello.connect, timeout))
     if not any(one.verdict == "ok" for one in found):
         found.append(Finding(f"path to {peer.name}", "fail", "no transport reaches it", "mend one of those above"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from base64 import b32encode, b64encode, b85encode, urlsafe_b64encode
 from collections.abc import Callable
 from functools import partial
 
@@ -41,6 +42,19 @@ def uses(side: Side, descriptor: bytes) -> list[Callable[[], object]]:
     ]
 
 
+def shown(key: bytes) -> list[str]:
+    """How a key could come into a text, in small letters: four bytes of it in hexadecimal, or all of it otherwise."""
+    quads = [key[at : at + 4].hex() for at in range(len(key) - 3)]
+    encoded = [encode(key).decode().rstrip("=") for encode in (b64encode, urlsafe_b64encode, b32encode, b85encode)]
+    plain = [
+        key.decode("latin-1"),
+        repr(key)[2:-1],
+        str(int.from_bytes(key, "big")),
+        str(int.from_bytes(key, "little")),
+    ]
+    return [form.lower() for form in quads + encoded + plain]
+
+
 class EndsContract(Pairs):
     # What a transport says of itself
 
@@ -64,6 +78,22 @@ class EndsContract(Pairs):
         assert isinstance(address, bytes)
         assert unconnected.near.transport.address() == address
         assert unconnected.far.facts()[1] != address
+
+    def test_where_tells_no_secret(self, unconnected: Pair) -> None:
+        """Nor does an error: both are shown to people, and written to logs."""
+        transport, (peer, address, _) = unconnected.near.transport, unconnected.near.facts()
+        said = [transport.where(address)]
+        for end in range(len(address)):
+            try:
+                said.append(transport.where(address[:end]))
+            except CorruptTransferError as error:
+                said.append(f"{error} {error!r}")
+        with pytest.raises(PeerRestartedError) as caught:
+            unconnected.far.connect(PeerId(peer.name, peer.incarnation + 1), address)
+        said.append(f"{caught.value} {caught.value!r}")
+        for text in said:
+            assert text.isprintable()
+            assert not [form for form in shown(transport.site.key) if form in text.lower()], text
 
     def test_reaches_is_symmetric(self, unconnected: Pair) -> None:
         transport: Transport = unconnected.near.transport

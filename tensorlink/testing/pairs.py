@@ -11,17 +11,11 @@ import hashlib
 import os
 import secrets
 import shutil
-import signal
 import socket
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.connection import Connection as Pipe
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +24,7 @@ import numpy.typing as npt
 from tensorlink import _core
 from tensorlink.errors import PoolExhaustedError
 from tensorlink.settings import Settings
+from tensorlink.testing.far import FarProcess, Zygote
 from tensorlink.testing.wrapper import FaultyTransport, Plan
 from tensorlink.transports import registry
 from tensorlink.transports.base import Connection, Site, View
@@ -38,7 +33,6 @@ from tensorlink.types import Buffer, PeerId
 Bytes = npt.NDArray[np.uint8]
 
 POOL_BYTES = 256 << 20
-_ANSWER_S = 60.0
 
 
 def eventually(condition: Callable[[], object], what: str, timeout: float = 20.0) -> None:
@@ -193,94 +187,6 @@ class Side:
             del self.transport, self.engine
 
 
-class RemoteSide:
-    """A `Side` in another process: every method of it, called over a pipe. Raises what the method raised there."""
-
-    def __init__(self, process: FarProcess, number: int) -> None:
-        self._process = process
-        self._number = number
-
-    def __getattr__(self, method: str) -> Callable[..., Any]:
-        return lambda *args, **kwargs: self._process.call(self._number, method, args, kwargs)
-
-
-class FarProcess:
-    """A process that hosts far sides, and does what it is told over a pipe. Thread-safe.
-
-    `prefix` is a command that runs the one given after it as itself, elsewhere: `nsenter --net=...`.
-    """
-
-    def __init__(self, prefix: Sequence[str] = ()) -> None:
-        ours, theirs = socket.socketpair()
-        code = "import sys; from tensorlink.testing.pairs import serve; serve(int(sys.argv[1]))"
-        with theirs:
-            fd = theirs.fileno()
-            self._process = subprocess.Popen([*prefix, sys.executable, "-c", code, str(fd)], pass_fds=[fd])
-        self._pipe = Pipe(ours.detach())
-        self._lock = threading.Lock()
-        self._sides = 0
-
-    @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def side(self, *args: Any) -> RemoteSide:
-        self._sides += 1
-        self.call(self._sides, "", args, {})
-        return RemoteSide(self, self._sides)
-
-    def call(self, number: int, method: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        with self._lock:
-            self._pipe.send((number, method, args, kwargs))
-            assert self._pipe.poll(_ANSWER_S), f"the far side did not answer to {method}"
-            good, result = self._pipe.recv()
-        if good:
-            return result
-        raise result
-
-    def signal(self, number: int) -> None:
-        """SIGCONT; SIGSTOP and SIGKILL, which take a moment, also wait for their effect."""
-        self._process.send_signal(number)
-        if number == signal.SIGKILL:
-            self._process.wait()
-            self._pipe.close()
-        if number == signal.SIGSTOP:
-            tasks = Path(f"/proc/{self._process.pid}/task")
-            eventually(
-                lambda: all(b") T" in (task / "stat").read_bytes() for task in tasks.iterdir()),
-                "all its threads stopped",
-            )
-
-    def end(self) -> None:
-        self._pipe.close()  # it ends by itself
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.signal(signal.SIGKILL)
-
-
-def serve(fd: int) -> None:
-    """The far process: makes sides and calls their methods until the pipe ends."""
-    pipe = Pipe(fd)
-    sides: dict[int, Side] = {}
-    with contextlib.suppress(EOFError, ConnectionError):
-        while True:
-            number, method, args, kwargs = pipe.recv()
-            try:
-                if not method:
-                    result, sides[number] = None, Side(*args)
-                elif method == "shutdown" and number not in sides:
-                    result = None
-                else:
-                    side = sides.pop(number) if method == "shutdown" else sides[number]
-                    result = getattr(side, method)(*args, **kwargs)
-                pipe.send((True, result))
-            except Exception as error:
-                pipe.send((False, error))
-    for side in sides.values():
-        side.shutdown()
-
-
 class Pair:
     """Two sides that have connected to each other: `near` in this process, `far` here or in another."""
 
@@ -297,17 +203,17 @@ class Pair:
     def kill_far(self) -> None:
         """SIGKILL to the far process; returns once it has ended."""
         assert self._process is not None
-        self._process.signal(signal.SIGKILL)
+        self._process.kill()
 
     @contextlib.contextmanager
     def far_stopped(self) -> Iterator[None]:
         """The far process does nothing meanwhile."""
         assert self._process is not None
-        self._process.signal(signal.SIGSTOP)
+        self._process.stop()
         try:
             yield
         finally:
-            self._process.signal(signal.SIGCONT)
+            self._process.go_on()
 
     def close(self) -> None:
         self.near.shutdown()
@@ -360,14 +266,19 @@ class TwoProcesses(PairMaker):
     far_listen = "127.0.0.1"
     """Where the far side may listen for other hosts."""
     prefix: Sequence[str] = ()
-    """Of the far process, as `FarProcess` takes it."""
+    """Of the far process, as `Zygote` takes it."""
+    _zygote: Zygote | None = None
     _process: FarProcess | None = None
 
     def make(self, near: Side, far: tuple[str, int, int]) -> Pair:
         if self._process is None or not self._process.alive:
-            self._process = FarProcess(self.prefix)
+            self._zygote = self._zygote or Zygote(self.prefix)
+            self._process = FarProcess(self._zygote)
         return Pair(near, self._process.side(self.transport, *far, self.far_listen), self._process)
 
     def close(self) -> None:
         if self._process is not None and self._process.alive:
             self._process.end()
+        if self._zygote is not None:
+            self._zygote.close()
+            self._zygote = None

@@ -28,6 +28,8 @@ _BRIDGE_CLASS = "0x0604"
 _CPU_TARGET = "0x068001"  # the CPU's end of an NVLink
 _SWITCH_TARGET = "0x0680"
 _WIRES = ("nvlink", "xgmi")
+_PARENTS = {"cpu": {"system"}, "pci": {"cpu", "pci"}, "gpu": {"pci"}, "nic": {"cpu", "pci"}, "net": {"nic"}}
+"""Which elements an element may stand in."""
 _NIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:@-]{0,63}")
 
 
@@ -62,7 +64,8 @@ def read(text: str) -> Topology:
     """The machine of a file. Names are `CPU0` by NUMA node, `GPU0` by the file's `dev`, and a NIC's own.
 
     Raises:
-        TopologyError: it isn't such a file, or isn't well-formed XML; it names line and column.
+        TopologyError: it isn't such a file, or isn't well-formed XML, as where it was cut off, or a link has no count; it
+            names line and column.
     """
     root = xml.parse(text)
     if root.tag != "system":
@@ -73,6 +76,7 @@ def read(text: str) -> Topology:
     machine = _Machine(Warnings())
     for index, cpu in enumerate(root.of("cpu")):
         _cpu(cpu, index, machine)
+    _misplaced(root, machine)
     if not machine.devices:
         raise TopologyError("the file has no <cpu>, so no device has a place", line=root.line, column=1)
     machine.devices, renamed = unique(machine.devices)
@@ -94,6 +98,15 @@ def _cpu(element: Element, index: int, machine: _Machine) -> None:
     root = f"cpu {index}"
     parent = machine.add(device, Place(root, (), node), None, None, element)
     _below(element, Place(root, (), node), parent, machine)
+
+
+def _misplaced(root: Element, machine: _Machine) -> None:
+    """Warns of devices that stand where none can: they are in no graph."""
+    for parent in root.all():
+        for child in parent.of(*_PARENTS):
+            if parent.tag not in _PARENTS[child.tag]:
+                said = f"a <{child.tag}> inside <{parent.tag[:40]}> has no place: left out"
+                machine.warnings.add(f"column {child.column}: {said}", child.line)
 
 
 def _bridge(index: int) -> str:
@@ -133,6 +146,9 @@ def _pci(element: Element, place: Place, parent: int, machine: _Machine) -> None
         own = machine.add(switch, place, rate, parent, element)
         below = Place(place.root, (*place.bridges, _bridge(own)), place.numa_node)
         _below(element, below, own, machine)
+    elif not pci_class:
+        said = f"column {element.column}: a <pci> without a class and with nothing in it is left out"
+        machine.warnings.add(said, element.line)
 
 
 def _gpu(
@@ -150,7 +166,7 @@ def _bundle(gpu: Element) -> Bundle | None:
     wires = list(gpu.of(*_WIRES))
     targets: Counter[str] = Counter()
     for wire in wires:
-        targets[pci.address(wire.get("target")) or "?"] += wire.number("count") or 0
+        targets[pci.address(wire.get("target")) or "?"] += wire.needed("count")
     return Bundle(kind=wires[0].tag, total=sum(targets.values()), by_target=dict(targets)) if wires else None
 
 
@@ -229,7 +245,7 @@ def _fabric(machine: _Machine) -> list[Link]:
         other = _other_end(machine, index, element, by_address, switches)
         if other is not None:
             rate = _wire_rate(element.tag, machine.elements[index])
-            wires.append(Wire(gpu=name, other=other, kind=element.tag, count=element.number("count") or 0, rate=rate))
+            wires.append(Wire(gpu=name, other=other, kind=element.tag, count=element.needed("count"), rate=rate))
     return fabric.links(wires, set(switches.values()), machine.warnings)
 
 

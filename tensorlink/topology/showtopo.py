@@ -21,6 +21,8 @@ _TITLES = (  # what a line says that begins a table; the others are of no use he
     ("other", re.compile(r"\b(access|coherent|atomics|dma|bandwidth|bw|bi-directional)\b|end of", re.IGNORECASE)),
 )
 _TITLE = re.compile(r"\bbetween two \w{2,8}\b|\bTABLE:\s{0,8}$", re.IGNORECASE)
+_BEGIN = re.compile(r"\bSystem Management Interface\b")
+_END = re.compile(r"\bEnd of\b.{0,32}\bLog\b")  # what stands below all that began like that
 _NAME = re.compile(r"[A-Z]{2,4}\d{1,4}|[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
 _NUMA = re.compile(
     r"\b([A-Z]{2,4})\s{0,4}\[?\s{0,4}(\d{1,4})\s{0,4}\]?\s{0,32}:.{0,32}?\bNuma (Node|Affinity)\s{0,8}:\s{0,8}(-?\d{1,6}|N/A)",
@@ -29,6 +31,16 @@ _NUMA = re.compile(
 _TYPE = re.compile(r"[A-Z][A-Z0-9_]{0,15}")
 
 Values = dict[tuple[str, str], str]
+
+
+@dataclass
+class _Table:
+    kind: str
+    columns: list[str] = field(default_factory=list)
+    missing: dict[str, None] = field(default_factory=dict)
+    """Columns whose row hasn't come, in order."""
+    whole: bool = False
+    """Whether the last row that came has all its cells."""
 
 
 @dataclass
@@ -55,10 +67,11 @@ def read(text: str) -> Topology:
     """The machine that the tables show. Weight and hops of a link are its `weight` and `hops`.
 
     Raises:
-        TopologyError: no table names a GPU, or there are too many.
+        TopologyError: no table names a GPU, or there are too many, or the text ends before its tables do.
     """
     warnings = Warnings()
     lines = lines_of(text)
+    _check_end(lines)
     tables = _tables(lines, warnings)
     if not tables.names:
         raise TopologyError("no table of weights, hops or link types names a GPU", line=lines[-1].number, column=1)
@@ -77,10 +90,26 @@ def read(text: str) -> Topology:
     return Topology(devices=tuple(devices), links=tuple(links), source="showtopo", warnings=warnings.all())
 
 
+def _check_end(lines: Sequence[Line]) -> None:
+    """Raises: TopologyError: the log of a tool begins and doesn't end."""
+    open_since = None
+    for line in lines:
+        if _END.search(line.text):
+            open_since = None
+        elif _BEGIN.search(line.text):
+            open_since = line.number
+    if open_since is not None:
+        raise _cut(lines, f"the log that begins in line {open_since} has no line that ends it")
+
+
+def _cut(lines: Sequence[Line], why: str) -> TopologyError:
+    last = next((line for line in reversed(lines) if line.text.strip()), lines[-1])
+    return TopologyError(f"{why}: the text seems cut off", line=last.number, column=len(last.text.rstrip()) + 1)
+
+
 def _tables(lines: Sequence[Line], warnings: Warnings) -> _Tables:
     tables = _Tables()
-    kind: str | None = None
-    columns: list[str] = []
+    table: _Table | None = None
     for line in lines:
         numa = _NUMA.search(line.text)
         if numa:
@@ -88,23 +117,40 @@ def _tables(lines: Sequence[Line], warnings: Warnings) -> _Tables:
             node = int(numa[4]) if numa[4].isdecimal() else None
             tables.numa.setdefault(name, {})[numa[3].lower()] = node
             tables.names.setdefault(name)
-            continue
-        if _is_title(line.text):
+        elif _is_title(line.text):
+            _ended(table, line, warnings)
             kind = next((kind for kind, pattern in _TITLES if pattern.search(line.text)), None)
-            columns = []
-            continue
-        words = line.text.split()
-        names = [word for word in words if _NAME.fullmatch(word)]
-        if kind in (None, "other") or not names:
-            continue
-        if len(names) > 1 or (len(words) == 1 and not columns):
-            columns = names
-            tables.names.update(dict.fromkeys(names))
-        elif kind is not None:
-            _take(kind, names[0], words[words.index(names[0]) + 1 :], columns, tables, line, warnings)
+            table = _Table(kind) if kind not in (None, "other") else None
+        elif table is not None:
+            _row(table, line, tables, warnings)
         if len(tables.names) > MAX_GPUS:
             raise TopologyError(f"a machine has at most {MAX_GPUS} GPUs here", line=line.number, column=1)
+    if table is not None and (table.missing or not table.whole):
+        missing = ", ".join(list(table.missing)[:4]) or "cells of its last row"
+        raise _cut(lines, f"the table of {table.kind} lacks {missing}")
     return tables
+
+
+def _ended(table: _Table | None, line: Line, warnings: Warnings) -> None:
+    """Warns of rows that a table before `line` hasn't: the rows of the others say the same, the other way around."""
+    if table is not None and table.missing:
+        missing = ", ".join(list(table.missing)[:4])
+        warnings.add(f"the table of {table.kind} above has no row {missing}", line.number)
+
+
+def _row(table: _Table, line: Line, tables: _Tables, warnings: Warnings) -> None:
+    """A line of a table: its columns, or a row."""
+    words = line.text.split()
+    names = [word for word in words if _NAME.fullmatch(word)]
+    if len(names) > 1 or (names and len(words) == 1 and not table.columns):
+        table.columns, table.whole = names, False
+        table.missing = dict.fromkeys(names)
+        tables.names.update(dict.fromkeys(names))
+    elif names:
+        cells = words[words.index(names[0]) + 1 :]
+        table.whole = len(cells) >= len(table.columns)
+        table.missing.pop(names[0], None)
+        _take(table.kind, names[0], cells, table.columns, tables, line, warnings)
 
 
 def _is_title(text: str) -> bool:

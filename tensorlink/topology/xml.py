@@ -19,6 +19,7 @@ class Element:
     tag: str
     attributes: dict[str, str]
     line: int
+    column: int
     children: list[Element] = field(default_factory=list)
 
     def get(self, name: str) -> str | None:
@@ -28,6 +29,15 @@ class Element:
         """An attribute as a whole number that isn't negative; None if it is none."""
         text = self.attributes.get(name, "")
         return int(text) if text.isascii() and text.isdecimal() and len(text) < 16 else None
+
+    def needed(self, name: str) -> int:
+        """An attribute without which the element means nothing. Raises: TopologyError: it is missing, or no whole number."""
+        found = self.number(name)
+        if found is None:
+            said = self.attributes.get(name)
+            why = "is missing" if said is None else f"is no whole number: {said[:40]!r}"
+            raise TopologyError(f"the {name} of <{self.tag[:40]}> {why}", line=self.line, column=self.column)
+        return found
 
     def of(self, *tags: str) -> Iterator[Element]:
         return (child for child in self.children if child.tag in tags)
@@ -48,7 +58,7 @@ def parse(text: str) -> Element:
         TopologyError: it isn't well-formed, declares a type or entities, or is too large or deep; it names line and column.
     """
     parser = expat.ParserCreate("utf-8")
-    top = Element("", {}, 0)
+    top = Element("", {}, 0, 0)
     stack = [top]
     count = 0
 
@@ -60,7 +70,7 @@ def parse(text: str) -> Element:
         count += 1
         if count > MAX_ELEMENTS or len(stack) > MAX_DEPTH or len(attributes) > MAX_ATTRIBUTES:
             fail(f"too large: {MAX_ELEMENTS} elements, {MAX_DEPTH} deep, {MAX_ATTRIBUTES} attributes are the limits")
-        element = Element(tag, attributes, parser.CurrentLineNumber)
+        element = Element(tag, attributes, parser.CurrentLineNumber, parser.CurrentColumnNumber + 1)
         stack[-1].children.append(element)
         stack.append(element)
 
