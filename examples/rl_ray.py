@@ -71,7 +71,12 @@ class Workers(Crew):
 class Trainer:
     @ray.method(num_returns="streaming")
     def train(self, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-        yield from train(options, Workers(options))
+        for step in train(options, Workers(options)):
+            yield {**step, "places": {peer.name: place(peer) for peer in tl.peers()}}
+
+
+def place(peer: tl.PeerInfo) -> str:
+    return f"node {peer.labels['ray.io/node-id'][:8]}, role {peer.labels.get('role', 'any')}"
 
 
 def train_in_ray(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -79,18 +84,13 @@ def train_in_ray(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     ray.init(logging_level=logging.ERROR, runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}})
     try:
         trainer = Trainer.options(name="trainer", **placed("trainer")).remote()  # type: ignore[attr-defined]
-        for step, ref in enumerate(trainer.train.remote(options)):
-            yield ray.get(ref)
-            if step == 0:
-                tell_places()
+        told: dict[str, str] = {}
+        for ref in trainer.train.remote(options):
+            step = ray.get(ref)
+            for name, where in step["places"].items():
+                if told.get(name) != where:
+                    print(f"{name}: {where}", flush=True)
+                    told[name] = where
+            yield step
     finally:
         ray.shutdown()
-
-
-def tell_places() -> None:
-    """Prints who is where. For that this driver joins, and leaves again."""
-    with tl.init() as driver:
-        for peer in driver.peers():
-            if peer.name != driver.name:
-                node, role = peer.labels["ray.io/node-id"], peer.labels.get("role", "any")
-                print(f"{peer.name}: node {node[:8]}, role {role}", flush=True)
