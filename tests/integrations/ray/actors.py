@@ -18,7 +18,7 @@ register()
 kept: dict[str, Any] = {}
 
 
-@ray.remote(num_cpus=0, enable_tensor_transport=True)  # for handles that ray.get_actor gives
+@ray.remote(num_cpus=0)
 class Actor:
     """Runs functions, and hands on their results by TensorLink (`make`) or by Ray (`call`)."""
 

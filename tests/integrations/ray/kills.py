@@ -6,6 +6,9 @@ import os
 import random
 import select
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import ray
 import torch
@@ -13,6 +16,7 @@ import torch
 import tensorlink as tl
 from tests import leaks
 from tests.integrations.ray import actors
+from tests.integrations.ray.clusters import ROOT
 
 COUNT = 4  # actors
 REFS, SIZE = 3, 50_000  # of a round: values, and float64 of each, above the size that is copied
@@ -62,3 +66,32 @@ class Kills:
     def close(self) -> None:
         for actor in self._actors:
             ray.kill(actor)
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+DRIVER = """
+import os, sys, ray
+from tests.integrations.ray import actors
+hook = {"worker_process_setup_hook": "tensorlink.integrations.ray.register"}
+ray.init(address=sys.argv[1], namespace=sys.argv[2], log_to_driver=False, runtime_env=hook)
+lent, reader = ray.get_actor("lent"), ray.remote(num_cpus=0, enable_tensor_transport=True)(actors.Reader).remote()
+refs = [ref for _ in range(20) for ref in ray.get(lent.call.remote(actors.put, actors.ranged, 50_000))]
+print(ray.get(reader.total.remote(refs[0])), flush=True)
+reading = [reader.total.remote(ref) for ref in refs]
+os._exit(0)
+"""
+
+
+def brief_driver() -> subprocess.CompletedProcess[str]:
+    """Another driver of this Ray namespace, which exits while tensors go from the actor `lent` to one of its own."""
+    context = ray.get_runtime_context()
+    return subprocess.run(
+        [sys.executable, "-c", DRIVER, context.gcs_address, context.namespace],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )

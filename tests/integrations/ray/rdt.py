@@ -6,11 +6,8 @@ import asyncio
 import gc
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,8 +22,7 @@ from tensorlink.integrations.ray import devices, endpoint, register, serializer,
 from tests import leaks  # noqa: E402
 from tests.integrations.ray import actors  # noqa: E402
 from tests.integrations.ray.actors import Actor  # noqa: E402
-from tests.integrations.ray.clusters import ROOT  # noqa: E402
-from tests.integrations.ray.kills import Kills  # noqa: E402
+from tests.integrations.ray.kills import Kills, brief_driver, state_of  # noqa: E402
 from tests.peer import eventually  # noqa: E402
 
 pytestmark = [
@@ -316,8 +312,10 @@ def test_the_owner_of_a_reference_dies(a: Any, b: Any) -> None:
     """What an actor has put and lent is gone with it, and Ray says so as for any value; those who have read it go on."""
     owner, pids = Actor.remote(), (on(a, actors.pid), on(b, actors.pid))
     (ref,) = on(owner, actors.put, actors.ranged, 50_000)
-    got = ray.get(ref)
+    got, name = ray.get(ref), name_of(owner)
+    assert ray.get(b.total.remote(ref)) == float(got.sum())
     ray.kill(owner)
+    eventually(lambda: not on(b, actors.knows, name) and not actors.knows(name), "all have noticed")
     for get in (lambda: ray.get(ref, timeout=60), lambda: ray.get(b.total.remote(ref), timeout=60)):
         with pytest.raises((ray.exceptions.OwnerDiedError, tl.PeerLostError)):
             get()
@@ -330,31 +328,12 @@ def test_a_driver_that_exits_in_the_middle() -> None:
     """Its own actors go with it; one that was lent to it stays, and serves others."""
     lent = Actor.options(name="lent", lifetime="detached").remote()
     pid = on(lent, actors.pid)
-    context = ray.get_runtime_context()
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER, context.gcs_address, context.namespace],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.stdout == "45.0\n", done.stdout + done.stderr
-    eventually(lambda: not [name for name in peers() if name.startswith("Reader-")], "its reader is gone")
+    done = brief_driver()
+    assert done.stdout == f"{float(actors.ranged(50_000).sum())}\n", done.stdout + done.stderr
+    eventually(lambda: not [p for p in endpoint().peers() if p.name.startswith("Reader-")], "its reader is gone")
     assert on(lent, actors.pid) == pid
     assert float(ray.get(lent.make.remote(actors.ranged, 50_000)).sum()) == float(actors.ranged(50_000).sum())
     ray.kill(lent)
-
-
-DRIVER = """
-import os, sys, ray
-from tests.integrations.ray import actors
-hook = {"worker_process_setup_hook": "tensorlink.integrations.ray.register"}
-ray.init(address=sys.argv[1], namespace=sys.argv[2], log_to_driver=False, runtime_env=hook)
-lent, reader = ray.get_actor("lent"), ray.remote(num_cpus=0, enable_tensor_transport=True)(actors.Reader).remote()
-print(ray.get(reader.total.remote(lent.make.remote(actors.ranged, 10))), flush=True)
-reading = [reader.total.remote(lent.make.remote(actors.ranged, 50_000)) for _ in range(20)]
-os._exit(0)
-"""
 
 
 @pytest.mark.slow
@@ -366,14 +345,6 @@ def test_whoever_is_killed_at_any_time_is_the_only_one() -> None:
         kills.round()
     kills.close()
     assert kills.lost, "no kill met a value that somebody wanted"
-
-
-def state_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def peers() -> list[str]:
-    return [peer.name for peer in endpoint().peers()]
 
 
 class _Fetch:
