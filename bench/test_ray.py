@@ -1,8 +1,7 @@
-"""Actor to actor in Ray: its object store, its direct transport with Gloo and with us, and handles returned from methods."""
+"""Actor to actor in Ray: its object store, its direct transport with Gloo, NIXL and us, and handles returned from methods."""
 
 from __future__ import annotations
 
-import importlib.util
 import tempfile
 from collections.abc import Iterator
 from functools import partial
@@ -18,9 +17,14 @@ from bench.ray_actors import VALUES, Pair
 
 REPEATS = {"1 KiB": 50, "1 MiB": 30, "256 MiB": 3}
 HANDLES = "tl.put, tl.get"
-WAYS = {"tensorlink": "by_tensorlink", HANDLES: "handle", "object store": "plain", "rdt gloo": "by_gloo"}
-if importlib.util.find_spec("nixl") is not None:
-    WAYS["rdt nixl"] = "by_nixl"
+WAYS = {
+    "tensorlink": "by_tensorlink",
+    HANDLES: "handle",
+    "object store": "plain",
+    "rdt gloo": "by_gloo",
+    "rdt that moves nothing": "by_nothing",
+    "rdt nixl": "by_nixl",
+}
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +42,14 @@ def pair() -> Iterator[Pair]:
 def test_actor_to_actor(pair: Pair, benchmark: BenchmarkFixture, name: str) -> None:
     race = Race(benchmark, f"Ray, actor to actor, {name}", "ms")
     for entry, way in WAYS.items():
+        if entry == "rdt nixl" and pair.without_nixl:
+            race.note(pair.without_nixl)
+            continue
         race.enter(entry, partial(pair.milliseconds, way, name, REPEATS.get(name, 5)))
     race.run(rounds=ROUNDS)
     race.versus("rdt gloo", what="RDT", target=5 if name == "256 MiB" else 1)
     race.versus("object store", what="RDT")
     race.versus("object store", what=HANDLES, ours=HANDLES, target=1)
-    if "rdt nixl" in WAYS:
-        race.versus("rdt nixl", what="RDT")
+    race.versus("rdt that moves nothing", what="RDT")
+    if not pair.without_nixl:
+        race.versus("rdt nixl", what="RDT", target=5 if name == "256 MiB" else None)

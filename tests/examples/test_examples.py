@@ -97,7 +97,7 @@ def run(request: pytest.FixtureRequest) -> Iterator[Run]:
 @pytest.fixture
 def demo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(EXAMPLES))
-    return importlib.import_module("rl_weight_sync")
+    return importlib.import_module("rl_policy")
 
 
 def wait_for_line(process: subprocess.Popen[str], start: str) -> None:
@@ -151,7 +151,7 @@ def test_training_goes_on_without_a_killed_worker(run: Run, tmp_path: Path) -> N
     assert "sync share of a step" in out
     result = report(tmp_path)
     check_series(result["series"], 12)
-    assert result["config"] == {"workers": 2, "steps": 12, "seed": 3, "lag": 1, "kill_worker": 4}
+    assert result["config"] == {"workers": 2, "steps": 12, "seed": 3, "lag": 1, "kill_worker": 4, "ray": False}
     assert set(result["series"]["workers"][0]) == {"worker-0", "worker-1"}
     assert any(workers == ["worker-1"] for workers in result["series"]["workers"][3:]), "nobody was killed"
     assert result["summary"]["restarts"] == 1

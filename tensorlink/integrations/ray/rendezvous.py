@@ -72,10 +72,10 @@ def _cluster(context: Any) -> tuple[str, str]:
 
 
 def _peer_name(context: Any, in_driver: bool) -> str:
-    """`driver`; an actor's name, or `Class-1a2b3c4d` by its id, both of which a restart keeps; `function-1a2b3c4d` for tasks, by
-    their worker, which runs many."""
+    """`driver-01000000` by the job, for several may share a namespace; an actor's name, or `Class-1a2b3c4d` by its id, both of
+    which a restart keeps; `function-1a2b3c4d` for tasks, by their worker, which runs many."""
     if in_driver:
-        return "driver"
+        return f"driver-{context.get_job_id()}"
     function = (context.get_task_function_name() or "").split(".")
     actor = context.get_actor_id()
     if actor is None:

@@ -34,6 +34,13 @@ class Actor:
         return float(sum(tensor.double().sum() for value in [*values, also] for tensor in tensors_in(value)))
 
 
+class Reader:
+    """What a driver of its own makes an actor of."""
+
+    def total(self, value: torch.Tensor) -> float:
+        return float(value.sum())
+
+
 def tensors_in(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,3 +42,16 @@ def ray_folder(lease_s: float = 2.0) -> Iterator[Path]:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def weight_sync(folder: Path, address: str, *arguments: str) -> dict[str, Any]:
+    """Runs examples/rl_weight_sync.py in the Ray at that address; its report."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples/rl_weight_sync.py"), "--ray", f"--out={folder}", *arguments],
+        env={**os.environ, "RAY_ADDRESS": address},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads((folder / "rl_weight_sync.json").read_text())  # type: ignore[no-any-return]

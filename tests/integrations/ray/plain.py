@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 import tensorlink as tl
 from tests.control.control_processes import eventually
-from tests.integrations.ray.clusters import SMALL, ray_folder
+from tests.integrations.ray.clusters import SMALL, ray_folder, weight_sync
 from tests.integrations.ray.members import AsyncMember, Member
 
 ray = pytest.importorskip("ray")
@@ -41,10 +42,11 @@ def member() -> Iterator[Any]:
 
 
 def test_driver_and_actor_meet(driver: tl.Endpoint, member: Any) -> None:
-    assert driver.name == "driver" and ray.get(member.me.remote()).name == "member"
+    assert driver.name == f"driver-{ray.get_runtime_context().get_job_id()}"
+    assert ray.get(member.me.remote()).name == "member"
     driver.send(np.arange(3), "member")
-    assert ray.get(member.recv.remote("driver")) == [0, 1, 2]
-    ray.get(member.send.remote("driver", 7))
+    assert ray.get(member.recv.remote(driver.name)) == [0, 1, 2]
+    ray.get(member.send.remote(driver.name, 7))
     assert driver.recv("member").tolist() == [7, 7, 7]
 
 
@@ -103,8 +105,8 @@ def test_errors_keep_their_class_and_fields(driver: tl.Endpoint, member: Any) ->
 
 def test_an_error_of_a_real_failure(driver: tl.Endpoint, member: Any) -> None:
     with pytest.raises(tl.TransferTimeoutError) as caught:
-        ray.get(member.recv.remote("driver", timeout=0.05))
-    assert caught.value.peer == "driver" and caught.value.waited
+        ray.get(member.recv.remote(driver.name, timeout=0.05))
+    assert caught.value.peer == driver.name and caught.value.waited
 
 
 def test_a_restarted_actor_comes_back_under_its_name(driver: tl.Endpoint, member: Any) -> None:
@@ -116,7 +118,7 @@ def test_a_restarted_actor_comes_back_under_its_name(driver: tl.Endpoint, member
         waiting.wait(20)
     eventually(lambda: _answers(member), "Ray has restarted the actor")
     driver.send(np.arange(3), "member")
-    assert ray.get(member.recv.remote("driver")) == [0, 1, 2]
+    assert ray.get(member.recv.remote(driver.name)) == [0, 1, 2]
     after = ray.get(member.me.remote())
     assert after.name == before.name and after.incarnation > before.incarnation
     with pytest.raises(tl.PeerRestartedError):
@@ -132,7 +134,7 @@ def _answers(actor: Any) -> bool:
 
 def test_without_ray_where_the_user_says_so(driver: tl.Endpoint) -> None:
     with tl.init(rendezvous="none") as alone:
-        assert alone.settings.coordinator is None and alone.name != "driver"
+        assert alone.settings.coordinator is None and alone.name != driver.name
         assert [peer.name for peer in alone.peers()] == [alone.name]
     with pytest.raises(ValueError, match="doesn't run in torchrun"):
         tl.init(rendezvous="torchrun")
@@ -143,4 +145,12 @@ def test_ray_comes_before_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable, value in env.items():
         monkeypatch.setenv(variable, value)
     with tl.init() as endpoint:
-        assert endpoint.name == "driver"
+        assert endpoint.name.startswith("driver-")
+
+
+def test_the_example_of_weights_where_no_node_has_a_role(tmp_path: Path) -> None:
+    address = ray.get_runtime_context().gcs_address
+    series = weight_sync(tmp_path, address, "--workers=1", "--steps=2")["series"]
+    here = f"node {ray.get_runtime_context().get_node_id()[:8]}, role any"
+    assert series["places"][-1] == {"trainer": here, "worker-0": here}
+    assert series["workers"] == [["worker-0"]] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import signal
@@ -18,8 +19,10 @@ from ray.experimental import set_target_for_ref  # noqa: E402
 
 import tensorlink as tl  # noqa: E402
 from tensorlink.integrations.ray import devices, endpoint, register, serializer, transport  # noqa: E402
+from tests import leaks  # noqa: E402
 from tests.integrations.ray import actors  # noqa: E402
 from tests.integrations.ray.actors import Actor  # noqa: E402
+from tests.integrations.ray.kills import Kills, brief_driver, state_of  # noqa: E402
 from tests.peer import eventually  # noqa: E402
 
 pytestmark = [
@@ -275,6 +278,75 @@ def test_a_reader_that_is_killed_takes_nobody_along(a: Any) -> None:
     is_empty(a)
 
 
+def test_an_owner_that_is_killed_while_it_is_read(owner: Any) -> None:
+    """On this host the reader has its hold by then, and may have the value still; its error names the owner."""
+    reader, name = Actor.remote(), name_of(owner)
+    ref, owner_pid, pid = owner.make.remote(actors.ranged, 50_000), on(owner, actors.pid), on(reader, actors.pid)
+    on(reader, actors.arm, "hold.taken:stop")
+    reading = reader.total.remote(ref)
+    eventually(lambda: state_of(pid) == "T", "it stands in the middle of its read")
+    os.kill(owner_pid, signal.SIGKILL)
+    eventually(lambda: not leaks.alive(owner_pid), "the owner is dead")
+    os.kill(pid, signal.SIGCONT)
+    try:
+        assert ray.get(reading) == float(actors.ranged(50_000).sum())
+    except tl.PeerLostError as error:
+        assert error.peer.startswith(name)
+    assert on(reader, actors.pid) == pid
+
+
+def test_an_owner_that_is_killed_while_it_sends_to_another_host() -> None:
+    """As between hosts: by TCP alone."""
+    far = Actor.options(runtime_env={"env_vars": {"TENSORLINK_TRANSPORTS": "tcp"}})
+    owner, reader = far.remote(), far.remote()
+    ref, pid = owner.make.remote(actors.ranged, 4 << 20), on(reader, actors.pid)
+    ray.wait([ref])
+    on(owner, actors.arm, "served.part:kill")
+    with pytest.raises(tl.PeerLostError) as caught:
+        ray.get(reader.total.remote(ref))
+    assert caught.value.peer.startswith(name_of(owner)) and caught.value.transport == "tcp"
+    assert on(reader, actors.pid) == pid
+
+
+def test_the_owner_of_a_reference_dies(a: Any, b: Any) -> None:
+    """What an actor has put and lent is gone with it, and Ray says so as for any value; those who have read it go on."""
+    owner, pids = Actor.remote(), (on(a, actors.pid), on(b, actors.pid))
+    (ref,) = on(owner, actors.put, actors.ranged, 50_000)
+    got, name = ray.get(ref), name_of(owner)
+    assert ray.get(b.total.remote(ref)) == float(got.sum())
+    ray.kill(owner)
+    eventually(lambda: not on(b, actors.knows, name) and not actors.knows(name), "all have noticed")
+    for get in (lambda: ray.get(ref, timeout=60), lambda: ray.get(b.total.remote(ref), timeout=60)):
+        with pytest.raises((ray.exceptions.OwnerDiedError, tl.PeerLostError)):
+            get()
+    assert float(got.sum()) == float(actors.ranged(50_000).sum())
+    assert (on(a, actors.pid), on(b, actors.pid)) == pids
+    assert ray.get(b.total.remote(a.make.remote(actors.ranged, 10))) == 45
+
+
+def test_a_driver_that_exits_in_the_middle() -> None:
+    """Its own actors go with it; one that was lent to it stays, and serves others."""
+    lent = Actor.options(name="lent", lifetime="detached").remote()
+    pid = on(lent, actors.pid)
+    done = brief_driver()
+    assert done.stdout == f"{float(actors.ranged(50_000).sum())}\n", done.stdout + done.stderr
+    eventually(lambda: not [p for p in endpoint().peers() if p.name.startswith("Reader-")], "its reader is gone")
+    assert on(lent, actors.pid) == pid
+    assert float(ray.get(lent.make.remote(actors.ranged, 50_000)).sum()) == float(actors.ranged(50_000).sum())
+    ray.kill(lent)
+
+
+@pytest.mark.slow
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+def test_whoever_is_killed_at_any_time_is_the_only_one() -> None:
+    kills = Kills(seed=int(os.environ.get("TENSORLINK_SEED", "1")))
+    for _ in range(int(os.environ.get("TENSORLINK_RAY_KILLS", "20"))):
+        kills.round()
+    kills.close()
+    assert kills.lost, "no kill met a value that somebody wanted"
+
+
 class _Fetch:
     """What Ray does for one reference of a `ray.get`."""
 
@@ -300,8 +372,16 @@ def test_a_copy_of_tensors_of_any_device_lies_in_one_block() -> None:
 
 
 @pytest.mark.soak
-def test_a_keyword_argument_is_never_moved(a: Any, b: Any) -> None:
-    """A limit of Ray's that docs/ray.md tells of; if this fails, it is gone."""
-    ref = a.make.remote(actors.ranged, 10)
+def test_what_ray_never_moves(a: Any, b: Any) -> None:
+    """Limits of Ray's that docs/ray.md tells of; if this fails, they are gone."""
+    refs = [a.make.remote(actors.ranged, 10) for _ in range(2)]
+    keyword = b.total.remote(also=refs[0])
+
+    async def awaited() -> Any:
+        return await refs[1]
+
     with pytest.raises(TimeoutError, match="not found in RDT object store"):
-        ray.get(b.total.remote(also=ref))
+        asyncio.run(awaited())
+    with pytest.raises(TimeoutError, match="not found in RDT object store"):
+        ray.get(keyword)
+    assert float(ray.get(refs[1]).sum()) == ray.get(b.total.remote(refs[0])) == 45

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 import tensorlink as tl
 from tensorlink.integrations.ray import rendezvous
 from tests.control.control_processes import eventually
-from tests.integrations.ray.clusters import ROOT, SMALL, ray_folder
+from tests.integrations.ray.clusters import ROOT, SMALL, ray_folder, weight_sync
 from tests.integrations.ray.members import Member
 
 ray = pytest.importorskip("ray")
@@ -34,9 +35,10 @@ def cluster() -> Iterator[Any]:
     with ray_folder() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_TMPDIR", str(folder))
         made = cluster_utils.Cluster(
-            initialize_head=True, head_node_args={"num_cpus": 2, "_system_config": FAST, **SMALL}
+            initialize_head=True,
+            head_node_args={"num_cpus": 2, "_system_config": FAST, "labels": {"role": "trainer"}, **SMALL},
         )
-        made.add_node(num_cpus=2, resources={"second": 1}, **SMALL)
+        made.add_node(num_cpus=2, resources={"second": 1}, labels={"role": "rollout"}, **SMALL)
         ray.init(address=made.address, namespace=NAMESPACE, log_to_driver=False)
         assert ray.get_runtime_context().get_node_id() == made.head_node.node_id
         # From now on the head's raylet knows the second node, and places there what would be soft.
@@ -91,7 +93,7 @@ def process_of(actor: Any) -> int:
 
 def exchange(driver: tl.Endpoint, actor: Any) -> None:
     driver.send(np.arange(3), ray.get(actor.me.remote()).name)
-    assert ray.get(actor.recv.remote("driver")) == [0, 1, 2]
+    assert ray.get(actor.recv.remote(driver.name)) == [0, 1, 2]
 
 
 def place(coordinator: Any) -> str:
@@ -122,16 +124,21 @@ def test_the_actor_that_dies_is_replaced(
     ray.kill(coordinator, no_restart=for_good)
     late = start(name="late")
     exchange(driver, late)
-    eventually(lambda: {"driver", "early", "late"} == ray.get(late.peers.remote()), "all have joined again")
+    eventually(lambda: {driver.name, "early", "late"} == ray.get(late.peers.remote()), "all have joined again")
     exchange(driver, actor)
     assert me == (driver.id, ray.get(actor.me.remote()))
     assert place(rendezvous.start(tl.Settings())) != before
 
 
+def test_two_drivers_of_one_namespace(driver: tl.Endpoint, cluster: Any) -> None:
+    out = run_driver("alone", cluster, namespace=NAMESPACE)
+    assert re.fullmatch(r"\['driver-\w{8}', 'driver-\w{8}'\]", out) and driver.name in out
+
+
 def test_other_namespaces_are_apart(driver: tl.Endpoint, cluster: Any, tmp_path: Path) -> None:
     """Those of Ray, which another driver gives, and those of TensorLink."""
     out = run_driver("alone", cluster, namespace="another")
-    assert out == "['driver']"
+    assert re.fullmatch(r"\['driver-\w{8}'\]", out) and driver.name not in out
     with tl.init("mine", namespace="mine") as mine:
         assert [peer.name for peer in mine.peers()] == ["mine"]
 
@@ -143,7 +150,7 @@ def test_the_driver_that_began_it_may_end(cluster: Any) -> None:
     actor = ray.get_actor("kept")
     with tl.init() as driver:
         exchange(driver, actor)
-        eventually(lambda: ray.get(actor.peers.remote()) == {"driver", "kept"}, "the first driver is gone")
+        eventually(lambda: ray.get(actor.peers.remote()) == {driver.name, "kept"}, "the first driver is gone")
     ray.kill(actor)
     eventually(lambda: not named(), "the coordinator's actor has gone after its last peer")
 
@@ -153,7 +160,7 @@ import sys, ray, tensorlink as tl
 from tests.integrations.ray.members import Member
 ray.init(address=sys.argv[2], namespace=sys.argv[3], log_to_driver=False)
 if sys.argv[1] == "alone":
-    print([peer.name for peer in tl.init().peers()])
+    print(sorted(peer.name for peer in tl.init().peers()))
 else:
     tl.init("first")
     kept = ray.remote(Member).options(name="kept", lifetime="detached", num_cpus=0).remote()
@@ -173,6 +180,20 @@ def run_driver(do: str, cluster: Any, namespace: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+def test_the_example_of_weights_by_the_roles_of_nodes(cluster: Any, tmp_path: Path) -> None:
+    """Its only worker is killed, so that the steps after that are all of the one which Ray started again."""
+    result = weight_sync(tmp_path, cluster.address, "--workers=1", "--steps=8", "--kill-worker=3")
+    (second,) = cluster.worker_nodes
+    series = result["series"]
+    assert series["places"][-1] == {
+        "trainer": f"node {cluster.head_node.node_id[:8]}, role trainer",
+        "worker-0": f"node {second.node_id[:8]}, role rollout",
+    }
+    assert result["summary"]["restarts"] == 1 and series["step"] == list(range(1, 9))
+    assert series["workers"] == [["worker-0"]] * 8
+    assert series["versions"][-1][0] >= 7
 
 
 @pytest.fixture
@@ -199,7 +220,7 @@ def test_the_end_of_its_node(
     actor = start(name="stays", scheduling_strategy=head())
     lost = start(name="lost", resources={"second": 0.1})
     me = driver.id, ray.get(actor.me.remote())
-    eventually(lambda: ray.get(lost.peers.remote()) == {"driver", "stays", "lost"}, "all have met")
+    eventually(lambda: ray.get(lost.peers.remote()) == {driver.name, "stays", "lost"}, "all have met")
     before = place(far_coordinator)
     (node,) = cluster.worker_nodes
     assert ray.get(far_coordinator.__ray_call__.remote(node_of)) == node.node_id
@@ -208,7 +229,7 @@ def test_the_end_of_its_node(
     eventually(lambda: place(far_coordinator) != before, "Ray has started it on the other node")
     late = start(name="late", scheduling_strategy=head())
     exchange(driver, late)
-    eventually(lambda: ray.get(late.peers.remote()) == {"driver", "stays", "late"}, "who is there is known again")
+    eventually(lambda: ray.get(late.peers.remote()) == {driver.name, "stays", "late"}, "who is there is known again")
     assert me == (driver.id, ray.get(actor.me.remote()))
 
 
