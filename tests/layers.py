@@ -119,7 +119,7 @@ DECLARATIONS = {
         "tuple",
         "Option",
     ),
-    *("Argument", "command", "callback", "wraps", "overload", "dict", "set"),
+    *("Argument", "command", "callback", "wraps", "overload", "dict", "set", "lru_cache"),
     *(
         "parametrize",
         "settings",
