@@ -18,6 +18,7 @@ from tensorlink.api import (
     current,
     drain,
     empty,
+    explain,
     get,
     iget,
     init,
@@ -30,6 +31,7 @@ from tensorlink.api import (
     send,
     shutdown,
     stats,
+    topology,
     wait,
 )
 from tensorlink.endpoint import Endpoint
@@ -50,7 +52,9 @@ from tensorlink.errors import (
     TransferTimeoutError,
     TransportError,
 )
+from tensorlink.paths import PathReport
 from tensorlink.settings import Settings
+from tensorlink.topology import Topology
 from tensorlink.transfer import Transfer
 from tensorlink.types import PeerId, PeerInfo, TensorRef
 from tensorlink.weights import WeightPublisher, WeightSubscriber
@@ -65,6 +69,7 @@ __all__ = [
     "LayoutMismatchError",
     "NameInUseError",
     "NoPathError",
+    "PathReport",
     "PeerId",
     "PeerInfo",
     "PeerLostError",
@@ -75,6 +80,7 @@ __all__ = [
     "StaleRefError",
     "TensorLinkError",
     "TensorRef",
+    "Topology",
     "Transfer",
     "TransferCancelledError",
     "TransferTimeoutError",
@@ -84,6 +90,7 @@ __all__ = [
     "current",
     "drain",
     "empty",
+    "explain",
     "get",
     "iget",
     "init",
@@ -96,5 +103,6 @@ __all__ = [
     "send",
     "shutdown",
     "stats",
+    "topology",
     "wait",
 ]

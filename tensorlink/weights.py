@@ -32,7 +32,7 @@ from tensorlink.errors import (
     TransferTimeoutError,
     TransportError,
 )
-from tensorlink.transfer import Background, Transfer
+from tensorlink.transfer import Background, Transfer, Used
 from tensorlink.transports.base import Connection
 from tensorlink.types import PeerId
 
@@ -266,9 +266,15 @@ class WeightSubscriber:
         """
         self._check()
         wait_s = self._endpoint._waiting(timeout)
-        path = self._source.connection.transport if self._source else ""
-        recorder = self._endpoint._engine.flight
-        return Background(lambda stop: self._pull(min_version, wait_s, stream, stop), path, recorder)
+        used = Used(self._source.connection.transport if self._source else "")
+
+        def pull(stop: _core.Stop) -> int:
+            try:
+                return self._pull(min_version, wait_s, stream, stop)
+            finally:
+                used.transport = self._source.connection.transport if self._source else used.transport
+
+        return Background(pull, used, self._endpoint._engine.flight)
 
     def stats(self) -> dict[str, Any]:
         """Counters: `version`; `pulls` that copied; `bytes` and `seconds` of the last one, `waited_seconds` before it

@@ -85,7 +85,7 @@ def _ways(endpoint: Endpoint, peer: PeerInfo, timeout: float) -> Iterator[Findin
 
 def _paths(endpoint: Endpoint, peer: PeerInfo, addresses: Mapping[str, bytes], timeout: float) -> Iterator[Finding]:
     links = endpoint._links
-    for name, why in links.rejected.items():
+    for name, why in links.ways.rejected.items():
         yield Finding(f"{name} to {peer.name}", "note", f"not used here: {why}")
     for name, transport in links.transports.items():
         check = f"{name} to {peer.name}"

@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from tensorlink.paths.model import Candidate, Hop
-
-COLUMNS = ("", "transport", "predicted", "latency", "bandwidth", "way", "why not")
 
 
 @dataclass(frozen=True)
@@ -25,9 +23,11 @@ class PathReport:
     used: str | None = None
     """The transport of the connection that stands; None: there is none."""
 
+    columns: ClassVar[tuple[str, ...]] = ("", "transport", "predicted", "latency", "bandwidth", "way", "why not")
+
     def __str__(self) -> str:
-        rows = [COLUMNS, *self.rows()]
-        wide = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+        rows = [self.columns, *self.rows()]
+        wide = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, wide, strict=True)).rstrip() for row in rows]
         return "\n".join((self.headline(), *lines))
 
@@ -40,7 +40,7 @@ class PathReport:
         return f"{self.peer or 'peer'}, {size(self.nbytes)}: {found}; {connected}"
 
     def rows(self) -> list[tuple[str, ...]]:
-        """A row a candidate, with the columns `COLUMNS`."""
+        """A row a candidate, with the cells that `columns` names."""
         return [
             (
                 "*" if candidate is self.chosen else "",

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tensorlink import topology
 from tensorlink.paths import End, PathReport, choose
-from tensorlink.topology import Topology
+from tensorlink.topology import Topology, read
 from tensorlink.types import Link
 from tests.topology.cases import CASES
 
@@ -65,7 +64,7 @@ OUTSIDE = [
 
 
 def machine(name: str) -> Topology:
-    return topology.read((CASES / name).read_bytes())
+    return read((CASES / name).read_bytes())
 
 
 def chosen(report: PathReport) -> tuple[str, str | None]:
