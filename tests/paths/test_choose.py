@@ -219,6 +219,16 @@ def test_stripes_use_all_that_are_equally_near() -> None:
     assert over(STRIPED, "CPU0", "CPU0") == (("nic0", "nic1"), 32e9), "both ways from the memory"
     assert over(STRIPED, "GPU0") == (("nic0", "nic1"), 16e9), "which share the one wire of the GPU"
     assert over(STRIPED, "GPU0", "GPU1") == (("nic0", "nic1"), 10e9), "the other end has one NIC"
+    for a, b in ((RDMA, STRIPED), (STRIPED, RDMA)):
+        report = choose(End("one", (a,), MACHINE, "GPU0"), End("other", (b,), MACHINE, "GPU0"), MIB)
+        assert report.chosen is not None and report.chosen.nics == ("nic0",), "both ends must"
+
+
+def test_nics_of_which_nothing_is_known_but_that_they_are_there() -> None:
+    bare = Topology(devices=tuple(one for one in MACHINE.devices if one.name in ("GPU0", "nic1", "bridge")))
+    report = choose(End("one", (STRIPED,), bare, "GPU0"), End("other", (STRIPED,)), MIB)
+    assert report.chosen is not None and report.chosen.nics == ("nic1",)
+    assert [hop.what for hop in report.chosen.hops] == ["GPU0 - nic1", "nic1 - network", "network - cpu"]
 
 
 def test_ways_within_a_host() -> None:
