@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tensorlink import _core
 from tensorlink.control import ControlClient, Hello, PeerClient
@@ -29,8 +28,6 @@ from tensorlink.transfer import check_stop, patiently
 from tensorlink.transports.base import Connection, Site, Transport
 from tensorlink.types import PeerId, PeerInfo
 from tensorlink.ways import Ways, no_path
-
-log = logging.getLogger("tensorlink")
 
 _GONE_WAIT_S = 0.05
 _STARTING_S = 0.005
@@ -139,7 +136,7 @@ class Links:
             with self._calling(peer, address) as client:  # the link's own is closed once the peer is taken for down
                 connection = self._connect_first(peer, order, link.addresses, client, deadline, stop)
             client.close()
-            other = _link_over(connection, peer, link.client, link.addresses, None)
+            other = replace(link, connection=connection, lane=None, near=_near(connection))
             with self._lock:
                 self._check_open()
                 self._beside.setdefault(peer, {})[connection.transport] = other
@@ -297,7 +294,7 @@ class Links:
             order = self.ways.order(peer, addresses, self._host(peer))
             connection = self._connect_first(peer, order, addresses, client, deadline, stop)
         lane = None if self._settings.control == "grpc" else connection.lane()
-        return _link_over(connection, peer, client, addresses, lane)
+        return PeerLink(peer, connection, client, lane, _near(connection), addresses)
 
     @contextlib.contextmanager
     def _calling(self, peer: PeerId, address: str) -> Iterator[PeerClient]:
@@ -348,7 +345,7 @@ class Links:
                 except (PeerLostError, TransportError, TransferTimeoutError) as error:
                     failed.append((transport.name, error))
                     continue
-                self._cool_all(peer, failed)
+                self.ways.cool(peer, failed)
                 return found
             last = failed[-1][1]
             if not isinstance(last, TransferTimeoutError):
@@ -357,7 +354,7 @@ class Links:
                 raise last
         # Where it is the peer that has gone or is leaving, this raises PeerLostError.
         patiently(functools.partial(client.hello, {}), self._left(deadline, peer, "connect"), stop)
-        self._cool_all(peer, failed)
+        self.ways.cool(peer, failed)
         reasons = [f"{name}: {error.message}" for name, error in failed]
         raise no_path(peer, reasons, "Set TENSORLINK_INTERFACE there to an address that is reached from here")
 
@@ -365,7 +362,7 @@ class Links:
         """A path has failed in use: it is avoided for a while, and the next use of the peer finds another, if there is one."""
         self.failovers[link.peer.name] = self.failovers.get(link.peer.name, 0) + 1
         failed_over(self._engine.flight, link.peer.name, link.connection.transport, error)
-        self._cool(link.peer, link.connection.transport, error)
+        self.ways.cool(link.peer, [(link.connection.transport, error)])
         if self._links.get(link.peer.name) is link:
             self.drop(link.peer)
         self._beside.get(link.peer, {}).pop(link.connection.transport, None)
@@ -375,14 +372,6 @@ class Links:
         info = self._roster.member(peer.name)
         if info is not None and info.id == peer and self._engine.undelivered(peer.name, peer.incarnation):
             self.to_owner(peer, info.address, self._settings.timeout)
-
-    def _cool_all(self, peer: PeerId, failed: list[tuple[str, TensorLinkError]]) -> None:
-        for name, error in failed:
-            self._cool(peer, name, error)
-
-    def _cool(self, peer: PeerId, transport: str, error: TensorLinkError) -> None:
-        log.warning("the path to %s over %s failed: %s", peer, transport, error.message)
-        self.ways.cool(peer, transport)
 
     def _hello(self, client: PeerClient, peer: PeerId, deadline: float, stop: _core.Stop | None) -> Hello:
         while True:
@@ -401,12 +390,6 @@ class Links:
         return left
 
 
-def _link_over(
-    connection: Connection,
-    peer: PeerId,
-    client: PeerClient,
-    addresses: Mapping[str, bytes],
-    lane: _core.Connection | None,
-) -> PeerLink:
+def _near(connection: Connection) -> bool:
     native = connection.lane()
-    return PeerLink(peer, connection, client, lane, native is not None and native.pid != 0, addresses)
+    return native is not None and native.pid != 0

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from tensorlink.errors import NoPathError
+from tensorlink.errors import NoPathError, TensorLinkError
 from tensorlink.paths import End, PathReport, choose
 from tensorlink.settings import Settings, admits, check_names
 from tensorlink.topology import Topology, discover
 from tensorlink.transports import registry
 from tensorlink.transports.base import Site, Transport
 from tensorlink.types import Figure, PeerId
+
+log = logging.getLogger("tensorlink")
 
 BULK = 1 << 20
 """Bytes that a connection is chosen for: enough that bandwidth counts, few enough that latency does too."""
@@ -161,9 +164,11 @@ class Ways:
             if name in addresses and all(link.reach != "network" for link in transport.links())
         )
 
-    def cool(self, peer: PeerId, transport: str) -> None:
-        """It has failed for this peer, and is avoided for a while."""
-        self._failed[peer.name, transport] = time.monotonic()
+    def cool(self, peer: PeerId, failed: Sequence[tuple[str, TensorLinkError]]) -> None:
+        """These transports have failed for this peer, each with an error: they are avoided for a while."""
+        for transport, error in failed:
+            log.warning("the path to %s over %s failed: %s", peer, transport, error.message)
+            self._failed[peer.name, transport] = time.monotonic()
 
     def _cooling(self, peer: PeerId, transport: str) -> bool:
         return time.monotonic() - self._failed.get((peer.name, transport), -_COOLING_S) < _COOLING_S

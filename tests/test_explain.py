@@ -165,6 +165,24 @@ def test_a_transfer_tells_by_what_it_went_when_the_first_path_fails(join: Callab
         assert facts(report) == ("tcp", "tcp") and "has just failed" in reasons(report)["shm"]
 
 
+def publish() -> None:
+    kept["publisher"] = tl.WeightPublisher("policy", {"w": np.ones(9, np.float32)})
+    kept["publisher"].publish()
+
+
+@pytest.mark.shm
+def test_transfers_that_connect_tell_by_what_they_went(join: Callable[..., Peer]) -> None:
+    child = join("b")
+    child.call(publish)
+    with tl.init("a") as a:
+        sent = a.isend(1, "b")
+        sent.wait(30)
+        assert sent.path == "shm"
+        a.get(tl.TensorRef.from_bytes(child.call(put)))
+        pulled = tl.WeightSubscriber("policy", into={"w": np.zeros(9, np.float32)}).ipull()
+        assert (pulled.wait(30), pulled.path) == (1, "shm")
+
+
 @pytest.mark.shm
 def test_what_was_measured_decides(join: Callable[..., Peer]) -> None:
     child = join("b")

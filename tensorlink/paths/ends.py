@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 from tensorlink.paths.model import Hop, Way
 from tensorlink.topology import Device, Topology
@@ -30,6 +31,10 @@ class End:
     @cached_property
     def _hash(self) -> int:
         return hash((self.host, self.device, self.links))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What was found out stays here: a hash of text means nothing in another process."""
+        return {spec.name: getattr(self, spec.name) for spec in fields(self)}
 
     @cached_property
     def by_transport(self) -> Mapping[str, tuple[Link, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
 
 import pytest
 from hypothesis import given
@@ -187,6 +188,15 @@ def test_of_a_transport_with_several_links_the_one_that_fits_counts() -> None:
     far = choose(End("one", several), End("other", several), MIB)
     assert near.chosen is not None and near.chosen.bytes_per_s == 20e9
     assert far.chosen is not None and far.chosen.bytes_per_s == 1e9
+
+
+def test_an_end_travels_without_what_it_has_found_out() -> None:
+    end = End("one", (TCP,), device="CPU0")
+    fresh = pickle.dumps(end)
+    choose(end, THERE, MIB)
+    assert pickle.dumps(end) == fresh
+    again = pickle.loads(fresh)
+    assert again == end and hash(again) == hash(end)
 
 
 def test_bytes_below_nothing_and_devices_that_do_not_exist() -> None:
