@@ -18,6 +18,7 @@ from tensorlink.api import (
     current,
     drain,
     empty,
+    explain,
     get,
     iget,
     init,
@@ -30,6 +31,7 @@ from tensorlink.api import (
     send,
     shutdown,
     stats,
+    topology,
     wait,
 )
 from tensorlink.endpoint import Endpoint
@@ -50,7 +52,9 @@ from tensorlink.errors import (
     TransferTimeoutError,
     TransportError,
 )
+from tensorlink.paths import PathReport
 from tensorlink.settings import Settings
+from tensorlink.topology import Topology
 from tensorlink.transfer import Transfer
 from tensorlink.types import PeerId, PeerInfo, TensorRef
 from tensorlink.version import RELEASE
@@ -66,6 +70,7 @@ __all__ = [
     "LayoutMismatchError",
     "NameInUseError",
     "NoPathError",
+    "PathReport",
     "PeerId",
     "PeerInfo",
     "PeerLostError",
@@ -76,6 +81,7 @@ __all__ = [
     "StaleRefError",
     "TensorLinkError",
     "TensorRef",
+    "Topology",
     "Transfer",
     "TransferCancelledError",
     "TransferTimeoutError",
@@ -85,6 +91,7 @@ __all__ = [
     "current",
     "drain",
     "empty",
+    "explain",
     "get",
     "iget",
     "init",
@@ -97,5 +104,6 @@ __all__ = [
     "send",
     "shutdown",
     "stats",
+    "topology",
     "wait",
 ]

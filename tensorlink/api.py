@@ -9,7 +9,9 @@ from typing import Any
 from tensorlink import rendezvous, transfer
 from tensorlink.endpoint import Endpoint, Timeout, open_endpoint
 from tensorlink.errors import ClosedError, NameInUseError
+from tensorlink.paths import PathReport
 from tensorlink.settings import Settings
+from tensorlink.topology import Bundle, Device, Limits, Link, Topology, discover, read
 from tensorlink.transfer import Transfer
 from tensorlink.types import PeerInfo, TensorRef
 
@@ -134,17 +136,29 @@ def put(
 
 
 def get(
-    ref: TensorRef, *, out: Any = None, device: str | None = None, timeout: Timeout = ..., like: str | None = None
+    ref: TensorRef,
+    *,
+    out: Any = None,
+    device: str | None = None,
+    timeout: Timeout = ...,
+    like: str | None = None,
+    transports: str | None = None,
 ) -> Any:
     """See `Endpoint.get`."""
-    return current().get(ref, out=out, device=device, timeout=timeout, like=like)
+    return current().get(ref, out=out, device=device, timeout=timeout, like=like, transports=transports)
 
 
 def iget(
-    ref: TensorRef, *, out: Any = None, device: str | None = None, timeout: Timeout = ..., like: str | None = None
+    ref: TensorRef,
+    *,
+    out: Any = None,
+    device: str | None = None,
+    timeout: Timeout = ...,
+    like: str | None = None,
+    transports: str | None = None,
 ) -> Transfer:
     """See `Endpoint.iget`."""
-    return current().iget(ref, out=out, device=device, timeout=timeout, like=like)
+    return current().iget(ref, out=out, device=device, timeout=timeout, like=like, transports=transports)
 
 
 def empty(shape: Sequence[int] | int, dtype: Any, *, device: str = "cpu", like: str = "torch") -> Any:
@@ -157,6 +171,16 @@ def peers() -> list[PeerInfo]:
     return current().peers()
 
 
+def topology() -> Topology:
+    """See `Endpoint.topology`."""
+    return current().topology()
+
+
+def explain(peer_or_ref: str | TensorRef, nbytes: int | None = None, *, timeout: Timeout = ...) -> PathReport:
+    """See `Endpoint.explain`."""
+    return current().explain(peer_or_ref, nbytes, timeout=timeout)
+
+
 def on(event: str, callback: Callable[..., None]) -> Callable[[], None]:
     """See `Endpoint.on`."""
     return current().on(event, callback)
@@ -166,6 +190,10 @@ def stats() -> dict[str, Any]:
     """See `Endpoint.stats`."""
     return current().stats()
 
+
+# `from tensorlink import topology` is that function, which hides the package of the same name: it has its names too.
+topology.__dict__ |= {"Bundle": Bundle, "Device": Device, "Limits": Limits, "Link": Link, "Topology": Topology}
+topology.__dict__ |= {"discover": discover, "read": read}
 
 # What help() shows is the method's own text.
 drain.__doc__ = Endpoint.drain.__doc__
@@ -177,6 +205,8 @@ put.__doc__ = Endpoint.put.__doc__
 get.__doc__ = Endpoint.get.__doc__
 iget.__doc__ = Endpoint.iget.__doc__
 empty.__doc__ = Endpoint.empty.__doc__
+topology.__doc__ = Endpoint.topology.__doc__
+explain.__doc__ = Endpoint.explain.__doc__
 peers.__doc__ = Endpoint.peers.__doc__
 on.__doc__ = Endpoint.on.__doc__
 stats.__doc__ = Endpoint.stats.__doc__

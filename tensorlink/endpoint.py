@@ -41,12 +41,15 @@ from tensorlink.lifecycle import Action, Connected
 from tensorlink.links import Links
 from tensorlink.messages import Messages
 from tensorlink.objects import Objects
+from tensorlink.paths import PathReport
 from tensorlink.rendezvous import Rendezvous
 from tensorlink.settings import Settings
+from tensorlink.topology import Topology
 from tensorlink.transfer import InFlight, Transfer
 from tensorlink.transports.base import Site
 from tensorlink.types import PeerId, PeerInfo, TensorRef
 from tensorlink.upkeep import Upkeep
+from tensorlink.ways import BULK
 
 log = logging.getLogger("tensorlink")
 
@@ -171,6 +174,32 @@ class Endpoint:
         """The live peers by name, this one among them, as last heard. Doesn't block."""
         self._check_open()
         return self._control.peers()
+
+    def topology(self) -> Topology:
+        """This machine: devices, and the links between them. Looked at when first asked for, which blocks while files are read
+        and drivers answer; from then on it is the same, and paths are chosen by it."""
+        self._check_open()
+        return self._links.ways.topology()
+
+    def explain(self, peer_or_ref: str | TensorRef, nbytes: int | None = None, *, timeout: Timeout = ...) -> PathReport:
+        """Every path to a peer for so many bytes: which would be taken, what each is predicted to take, and why each other one
+        isn't taken; `print` it. Without `nbytes` they are those of the handle, or 1 MiB.
+
+        Transfers nothing. `used` is the transport of the connection that stands, which may differ: connections are chosen for
+        1 MiB and stay as long as they work. A peer that isn't connected is asked for its addresses, and stays so; one's own
+        name is a peer too. Blocks for that, and for `topology` the first time.
+
+        Raises: PeerUnknownError: nobody has joined under that name in time; PeerLostError, PeerRestartedError: it, or the owner
+        of the handle, has gone; AuthenticationError; TransferTimeoutError; ValueError: `nbytes` is negative.
+        """
+        self._check_open()
+        if nbytes is None:
+            nbytes = peer_or_ref.nbytes if isinstance(peer_or_ref, TensorRef) else BULK
+        to = (peer_or_ref.owner, peer_or_ref.address) if isinstance(peer_or_ref, TensorRef) else peer_or_ref
+        if isinstance(to, str):
+            _name_of_peer(to)
+        self._links.ways.topology()
+        return self._links.explain(to, nbytes, self._moving(timeout))
 
     def on(self, event: str, callback: Callable[..., None]) -> Callable[[], None]:
         """Calls `callback` for each event from now on, in order, on one thread of its own; returns what ends that.
@@ -300,20 +329,25 @@ class Endpoint:
         device: str | None = None,
         timeout: Timeout = ...,
         like: str | None = None,
+        transports: str | None = None,
     ) -> Any:
         """What a handle names. Needs nothing of the owner but that it is connected once.
 
-        `out` and `like` as for `recv`. Blocks to connect, and to fill `out`.
+        `out` and `like` as for `recv`. `transports` (`"tcp"`, `"^shm"`) says what may carry this one: where the connection that
+        stands is none of them, another is made beside it, and kept. Blocks to connect, and to fill `out`.
 
         Raises: StaleRefError, PeerLostError, PeerRestartedError, NoPathError, TransferTimeoutError;
-        LayoutMismatchError: `out` differs, and not a byte was written.
+        LayoutMismatchError: `out` differs, and not a byte was written; ValueError: `transports` names none that is installed.
         """
         self._check()
         if type(ref) is not TensorRef:
             _handle(ref)
         if device is not None:
             _cpu_only(device)
-        return self._objects.get(ref, out, like, self.settings.timeout if timeout is ... else self._moving(timeout))
+        if transports is not None:
+            self._links.ways.check(transports)
+        wait_s = self.settings.timeout if timeout is ... else self._moving(timeout)
+        return self._objects.get(ref, out, like, wait_s, None, transports)
 
     def iget(
         self,
@@ -323,12 +357,15 @@ class Endpoint:
         device: str | None = None,
         timeout: Timeout = ...,
         like: str | None = None,
+        transports: str | None = None,
     ) -> Transfer:
         """As `get`, without blocking."""
         self._check()
         _handle(ref)
         _cpu_only(device)
-        return self._objects.iget(ref, out, like, self._moving(timeout))
+        if transports is not None:
+            self._links.ways.check(transports)
+        return self._objects.iget(ref, out, like, self._moving(timeout), transports)
 
     def empty(self, shape: Sequence[int] | int, dtype: Any, *, device: str = "cpu", like: str = "torch") -> Any:
         """A tensor in the pool, its values undefined: `put(copy=False)` of it costs nothing.
@@ -535,7 +572,7 @@ class _Handlers:
         if self._endpoint._closed:
             raise PeerLostError(f"{self._endpoint.name} is leaving")
         self._heard_of(hello.peer)
-        return self._endpoint._links.addresses()
+        return self._endpoint._links.ways.addresses()
 
     def deliver(self, source: PeerId, sequence: int, tag: str, frame: bytes) -> bytes:
         self._heard_of(source)

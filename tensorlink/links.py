@@ -4,42 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from tensorlink import _core
 from tensorlink.control import ControlClient, Hello, PeerClient
 from tensorlink.errors import (
     ClosedError,
-    NoPathError,
     PeerLostError,
     PeerRestartedError,
     PeerUnknownError,
     TensorLinkError,
-    TransferCancelledError,
     TransferTimeoutError,
     TransportError,
 )
 from tensorlink.flight import doing, failed_over
 from tensorlink.lifecycle import Connected, Dialled, Unreached
-from tensorlink.settings import Settings
-from tensorlink.transports import registry
+from tensorlink.paths import PathReport
+from tensorlink.settings import Settings, admits
+from tensorlink.transfer import check_stop, patiently
 from tensorlink.transports.base import Connection, Site, Transport
 from tensorlink.types import PeerId, PeerInfo
-
-log = logging.getLogger("tensorlink")
+from tensorlink.ways import Ways, no_path
 
 _GONE_WAIT_S = 0.05
 _STARTING_S = 0.005
 _SLICE_S = 0.1
 _TRY_S = 5.0
-_COOLING_S = 10.0
-_CANCEL_S = 0.8  # how long a silent peer may keep a cancel waiting
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -53,10 +46,13 @@ class PeerLink:
     """Where messages go; None: over gRPC."""
     near: bool
     """Whether memory is shared with it."""
+    addresses: Mapping[str, bytes] = field(repr=False)
+    """Where it is reached by each of its transports. Secret."""
 
 
 class Links:
-    """One link to each peer at most. Thread-safe; connecting blocks only those that want the same peer."""
+    """One link to each peer, and others beside it where a call asks for them. Thread-safe; connecting blocks only those that
+    want the same peer."""
 
     def __init__(self, settings: Settings, site: Site, control: ControlClient) -> None:
         self._settings = settings
@@ -65,49 +61,16 @@ class Links:
         self._engine = site.engine
         self.me = PeerId(control.name, 0)
         """Set by the endpoint once it has joined."""
-        self.transports: dict[str, Transport] = {}
-        """Those that can be used here, by what they say of themselves: the fastest first."""
-        self.rejected: dict[str, str] = {}
-        """Transports that cannot be used here, and why."""
+        self.ways = Ways(settings, site)
+        self.transports: dict[str, Transport] = self.ways.transports
         self.failovers: dict[str, int] = {}
         """How often a path to a peer failed in use."""
-        self._failed: dict[tuple[str, str], float] = {}  # (peer, transport): when
         self._links: dict[str, PeerLink] = {}
+        self._beside: dict[PeerId, dict[str, PeerLink]] = {}  # further ones, by other transports that a call asked for
         self._locks: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
         self._dialling: set[PeerClient] = set()
         self._closed = False
-        self._load(site)
-
-    def _load(self, site: Site) -> None:
-        self._settings.check_transports(registry.installed())
-        usable: list[tuple[float, str, Transport]] = []
-        for name in sorted(registry.installed()):
-            if not self._settings.allows(name):
-                self.rejected[name] = "excluded by the setting transports"
-                continue
-            transport = registry.load(name)(site)
-            links = transport.links()
-            why = next((link.unavailable for link in links if link.unavailable), None)
-            if why is None:
-                usable.append((-max(link.bytes_per_s for link in links), name, transport))
-            else:
-                self.rejected[name] = why
-        if not usable:
-            rows = "; ".join(f"{name}: {why}" for name, why in self.rejected.items())
-            raise NoPathError(
-                f"no transport can be used here ({rows or 'none is installed'})",
-                phase="init",
-                hint=None
-                if rows
-                else "Install the package with pip, a checkout by `pip install -e .`: a copy has no entry points",
-            )
-        usable.sort(key=lambda row: row[:2])
-        self.transports.update({name: transport for _, name, transport in usable})
-
-    def addresses(self) -> dict[str, bytes]:
-        """What a peer needs to connect to each transport here."""
-        return {name: transport.address() for name, transport in self.transports.items()}
 
     def fast(self, name: str) -> PeerLink | None:
         """The link that stands, if it works. Doesn't block."""
@@ -153,6 +116,68 @@ class Links:
             self._drop(peer.name)
             return self._connect(peer, address, deadline, stop)
 
+    def over(
+        self, peer: PeerId, address: str, only: str, nbytes: int, timeout: float, stop: _core.Stop | None = None
+    ) -> PeerLink:
+        """A link to exactly this incarnation by one of these transports, in the form of the setting `transports`: the one that
+        stands where it fits, else another beside it, by what is fastest for so many bytes. Messages go on by the first.
+
+        Raises: as `to_owner`.
+        """
+        deadline = time.monotonic() + timeout
+        link = self.to_owner(peer, address, timeout, stop)
+        if admits(only, link.connection.transport):
+            return link
+        with self._turn(peer, deadline, stop):
+            for name, other in self._beside.get(peer, {}).items():
+                if admits(only, name) and other.connection.up:
+                    return other
+            order = self.ways.order(peer, link.addresses, self._host(peer), nbytes, only)
+            with self._calling(peer, address) as client:  # the link's own is closed once the peer is taken for down
+                connection = self._connect_first(peer, order, link.addresses, client, deadline, stop)
+            client.close()
+            other = replace(link, connection=connection, lane=None, near=_near(connection))
+            with self._lock:
+                self._check_open()
+                self._beside.setdefault(peer, {})[connection.transport] = other
+        return other
+
+    def explain(self, to: str | tuple[PeerId, str], nbytes: int, timeout: float) -> PathReport:
+        """As `Endpoint.explain`: to whoever has a name, or to an incarnation at its address."""
+        deadline = time.monotonic() + timeout
+        name, peer = (to, None) if isinstance(to, str) else (to[0].name, to[0])
+        link = self.fast(name)
+        if link is not None and peer not in (None, link.peer):
+            link = None
+        addresses: Mapping[str, bytes]
+        if link is not None:
+            peer, addresses = link.peer, link.addresses
+        elif name == self.me.name and peer in (None, self.me):
+            peer, addresses = self.me, self.ways.addresses()
+        else:
+            peer, addresses = self._ask(to, deadline)
+        used = link.connection.transport if link is not None else None
+        return self.ways.report(peer, addresses, self._host(peer), nbytes, used)
+
+    def _ask(self, to: str | tuple[PeerId, str], deadline: float) -> tuple[PeerId, Mapping[str, bytes]]:
+        """A peer, and where its transports are reached. Raises: as `to_name` and `to_owner`."""
+        if isinstance(to, str):
+            info = self._resolve(to, deadline, None)
+            peer, address = info.id, info.address
+        else:
+            peer, address = to
+            if self._roster.restarted(peer) or self._roster.gone(peer):
+                raise self.lost(peer, phase="hello")
+        with self._calling(peer, address) as client:
+            addresses = self._hello(client, peer, deadline, None).connect
+        client.close()
+        return peer, addresses
+
+    def _host(self, peer: PeerId) -> str | None:
+        """Identity of its host, if it has been heard of."""
+        info = self._roster.member(peer.name)
+        return info.host if info is not None and info.id == peer else None
+
     def lost(
         self, peer: PeerId, transport: str | None = None, phase: str | None = None, why: PeerLostError | None = None
     ) -> PeerLostError:
@@ -178,7 +203,9 @@ class Links:
         self._take(peer)
 
     def abort(self, peer: PeerId) -> None:
-        """Ends the link to an incarnation that will never be back."""
+        """Ends the links to an incarnation that will never be back."""
+        for other in self._beside.pop(peer, {}).values():
+            other.connection.abort()
         if link := self._take(peer):
             link.connection.abort()
 
@@ -188,6 +215,7 @@ class Links:
             if link is None or link.peer.incarnation > peer.incarnation:
                 return None
             del self._links[peer.name]
+            self._beside.pop(link.peer, None)
         link.client.close()
         return link
 
@@ -196,6 +224,7 @@ class Links:
             self._closed = True
             clients = [link.client for link in self._links.values()] + list(self._dialling)
             self._links.clear()
+            self._beside.clear()
         for client in clients:
             client.close()
         for transport in self.transports.values():
@@ -218,7 +247,7 @@ class Links:
         """
         lock = self._lock_of(peer.name)
         while not lock.acquire(timeout=min(max(deadline - time.monotonic(), 0.0), _SLICE_S)):
-            _check_stop(stop)
+            check_stop(stop)
             self._left(deadline, peer, "connect")
         try:
             self._check_open()
@@ -229,6 +258,7 @@ class Links:
     def _drop(self, name: str) -> None:
         link = self._links.pop(name, None)
         if link is not None:
+            self._beside.pop(link.peer, None)
             link.client.close()
 
     def _resolve(self, name: str, deadline: float, stop: _core.Stop | None) -> PeerInfo:
@@ -244,7 +274,7 @@ class Links:
                     raise self.lost(PeerId(name, last)) from None
                 if stop is None or left <= _SLICE_S:
                     raise
-            _check_stop(stop)
+            check_stop(stop)
 
     def _connect(self, peer: PeerId, address: str, deadline: float, stop: _core.Stop | None) -> PeerLink:
         self._roster.hear(Dialled(peer))
@@ -259,15 +289,26 @@ class Links:
         return link
 
     def _link(self, peer: PeerId, address: str, deadline: float, stop: _core.Stop | None) -> PeerLink:
+        with self._calling(peer, address) as client, doing(self._engine.flight, "connect", peer.name, "hello"):
+            addresses = self._hello(client, peer, deadline, stop).connect
+            order = self.ways.order(peer, addresses, self._host(peer))
+            connection = self._connect_first(peer, order, addresses, client, deadline, stop)
+        lane = None if self._settings.control == "grpc" else connection.lane()
+        return PeerLink(peer, connection, client, lane, _near(connection), addresses)
+
+    @contextlib.contextmanager
+    def _calling(self, peer: PeerId, address: str) -> Iterator[PeerClient]:
+        """The channel to a peer. After a failure, and by `close`, it is closed, else whoever asked for it sees to that.
+
+        Raises: PeerLostError, PeerRestartedError: it is that peer that has gone, whatever was seen of it; ClosedError.
+        """
         token = self._settings.token
         client = PeerClient(address, peer=peer.name, me=self.me, token=token, certificates=self._control.certificates)
         try:
             with self._lock:
                 self._check_open()
                 self._dialling.add(client)
-            with doing(self._engine.flight, "connect", peer.name, "hello"):
-                hello = self._hello(client, peer, deadline, stop)
-                connection = self._connect_fastest(peer, hello.connect, client, deadline, stop)
+            yield client
         except PeerLostError as error:
             client.close()
             if isinstance(error, PeerRestartedError):
@@ -278,24 +319,21 @@ class Links:
             raise
         finally:
             self._dialling.discard(client)
-        lane = connection.lane()
-        near = lane is not None and lane.pid != 0
-        return PeerLink(peer, connection, client, None if self._settings.control == "grpc" else lane, near)
 
-    def _connect_fastest(
+    def _connect_first(
         self,
         peer: PeerId,
+        candidates: Sequence[Transport],
         addresses: Mapping[str, bytes],
         client: PeerClient,
         deadline: float,
         stop: _core.Stop | None,
     ) -> Connection:
-        """Over the fastest transport that works: one that looks good may still fail, between two containers for example.
+        """Over the first transport that works: one that looks good may still fail, between two containers for example.
 
         No attempt lasts longer than a few seconds: what was sent into a network that failed for a moment is tried again by
         TCP after ever longer pauses, a new attempt at once.
         """
-        candidates = self._candidates(peer, addresses)
         while True:
             failed: list[tuple[str, TensorLinkError]] = []
             for transport in candidates:
@@ -307,7 +345,7 @@ class Links:
                 except (PeerLostError, TransportError, TransferTimeoutError) as error:
                     failed.append((transport.name, error))
                     continue
-                self._cool_all(peer, failed)
+                self.ways.cool(peer, failed)
                 return found
             last = failed[-1][1]
             if not isinstance(last, TransferTimeoutError):
@@ -316,30 +354,24 @@ class Links:
                 raise last
         # Where it is the peer that has gone or is leaving, this raises PeerLostError.
         patiently(functools.partial(client.hello, {}), self._left(deadline, peer, "connect"), stop)
-        self._cool_all(peer, failed)
+        self.ways.cool(peer, failed)
         reasons = [f"{name}: {error.message}" for name, error in failed]
-        raise self._no_path(peer, reasons, "Set TENSORLINK_INTERFACE there to an address that is reached from here")
+        raise no_path(peer, reasons, "Set TENSORLINK_INTERFACE there to an address that is reached from here")
 
     def fail_over(self, link: PeerLink, error: TensorLinkError) -> None:
         """A path has failed in use: it is avoided for a while, and the next use of the peer finds another, if there is one."""
         self.failovers[link.peer.name] = self.failovers.get(link.peer.name, 0) + 1
         failed_over(self._engine.flight, link.peer.name, link.connection.transport, error)
-        self._cool(link.peer, link.connection.transport, error)
-        self.drop(link.peer)
+        self.ways.cool(link.peer, [(link.connection.transport, error)])
+        if self._links.get(link.peer.name) is link:
+            self.drop(link.peer)
+        self._beside.get(link.peer, {}).pop(link.connection.transport, None)
 
     def mend(self, peer: PeerId) -> None:
         """Connects again to a peer that messages are on their way to, if their lane broke. Raises: as `to_owner`."""
         info = self._roster.member(peer.name)
         if info is not None and info.id == peer and self._engine.undelivered(peer.name, peer.incarnation):
             self.to_owner(peer, info.address, self._settings.timeout)
-
-    def _cool_all(self, peer: PeerId, failed: list[tuple[str, TensorLinkError]]) -> None:
-        for name, error in failed:
-            self._cool(peer, name, error)
-
-    def _cool(self, peer: PeerId, transport: str, error: TensorLinkError) -> None:
-        log.warning("the path to %s over %s failed: %s", peer, transport, error.message)
-        self._failed[peer.name, transport] = time.monotonic()
 
     def _hello(self, client: PeerClient, peer: PeerId, deadline: float, stop: _core.Stop | None) -> Hello:
         while True:
@@ -350,29 +382,6 @@ class Links:
                 raise PeerLostError(f"{hello.peer} answers at its address", peer=str(peer), phase="hello")
             time.sleep(_STARTING_S)  # others see a peer a moment before it is ready
 
-    def _candidates(self, peer: PeerId, addresses: Mapping[str, bytes]) -> list[Transport]:
-        """The transports that reach a peer, the fastest first, but last those that have just failed."""
-        reasons = [f"{name}: {why}" for name, why in self.rejected.items()]
-        found = []
-        for name, transport in self.transports.items():
-            if name not in addresses:
-                reasons.append(f"{name}: {peer.name} doesn't have it")
-            elif why := transport.reaches(transport.address(), addresses[name]):
-                reasons.append(f"{name}: {why}")
-            else:
-                found.append(transport)
-        if not found:
-            raise self._no_path(peer, reasons or ["none is installed"], None)
-        return sorted(found, key=lambda transport: self._cooling(peer, transport.name))
-
-    def _cooling(self, peer: PeerId, transport: str) -> bool:
-        return time.monotonic() - self._failed.get((peer.name, transport), -_COOLING_S) < _COOLING_S
-
-    @staticmethod
-    def _no_path(peer: PeerId, reasons: list[str], hint: str | None) -> NoPathError:
-        text = f"no transport reaches {peer.name} ({'; '.join(reasons)})"
-        return NoPathError(text, peer=str(peer), phase="connect", hint=hint)
-
     @staticmethod
     def _left(deadline: float, peer: PeerId, phase: str) -> float:
         left = deadline - time.monotonic()
@@ -381,24 +390,6 @@ class Links:
         return left
 
 
-def patiently(attempt: Callable[[float], _T], timeout: float, stop: _core.Stop | None) -> _T:
-    """What `attempt(timeout)` gives. With `stop` in several tries, since a cancel must not wait for a peer that is silent.
-
-    Raises: TransferCancelledError; what `attempt` raises.
-    """
-    deadline = time.monotonic() + timeout
-    while True:
-        left = max(deadline - time.monotonic(), 0.0)
-        if stop is None:
-            return attempt(left)
-        _check_stop(stop)
-        try:
-            return attempt(min(left, _CANCEL_S))
-        except TransferTimeoutError:
-            if left <= _CANCEL_S:
-                raise
-
-
-def _check_stop(stop: _core.Stop | None) -> None:
-    if stop is not None and stop.is_set():
-        raise TransferCancelledError("the transfer was cancelled", phase="connect")
+def _near(connection: Connection) -> bool:
+    native = connection.lane()
+    return native is not None and native.pid != 0

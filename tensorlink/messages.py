@@ -30,8 +30,8 @@ from tensorlink.errors import (
     TransferTimeoutError,
     TransportError,
 )
-from tensorlink.links import Links, PeerLink, patiently
-from tensorlink.transfer import Arrivals, Background, Finished, InFlight, Transfer
+from tensorlink.links import Links, PeerLink
+from tensorlink.transfer import Arrivals, Background, Finished, InFlight, Transfer, Used, patiently
 from tensorlink.transports.base import View
 from tensorlink.types import PeerId
 
@@ -110,11 +110,13 @@ class Messages:
         return self._send_aside(left, to, tag, timeout, path)
 
     def _send_aside(self, packed: _core.Packed, to: str, tag: str, timeout: float, path: str) -> Transfer:
+        used = Used(path)
+
         def send(stop: _core.Stop) -> None:
             with flight.doing(self._engine.flight, "send", to, "room", tag):
-                self._send_packed(packed, to, tag, timeout, stop)
+                self._send_packed(packed, to, tag, timeout, stop, used)
 
-        return Background(self._work.around(send), path, self._engine.flight, goes_on=True)
+        return Background(self._work.around(send), used, self._engine.flight, goes_on=True)
 
     def _offer_now(self, link: PeerLink, packed: _core.Packed, tag: str) -> bool:
         stored = self._store(link, packed, 0.0)
@@ -130,11 +132,19 @@ class Messages:
         return offered
 
     def _send_packed(
-        self, packed: _core.Packed, to: str, tag: str, timeout: float, stop: _core.Stop | None = None
+        self,
+        packed: _core.Packed,
+        to: str,
+        tag: str,
+        timeout: float,
+        stop: _core.Stop | None = None,
+        used: Used | None = None,
     ) -> None:
         deadline = time.monotonic() + timeout
         while True:
             link = self._links.to_name(to, max(deadline - time.monotonic(), 0.0), stop)
+            if used is not None:
+                used.transport = link.connection.transport if link.lane is not None else ""
             try:
                 return self._send_to(link, packed, tag, deadline, stop)
             except PeerLostError as error:  # nothing was sent

@@ -20,8 +20,8 @@ from tensorlink.errors import (
     TensorLinkError,
     TransportError,
 )
-from tensorlink.links import Links, PeerLink, patiently
-from tensorlink.transfer import Background, Finished, InFlight, Transfer
+from tensorlink.links import Links, PeerLink
+from tensorlink.transfer import Background, Finished, InFlight, Transfer, Used, patiently
 from tensorlink.transports.base import Connection
 from tensorlink.types import Layout, TensorRef
 
@@ -83,15 +83,24 @@ class Objects:
             )
         self._engine.release(ref.id)
 
-    def get(self, ref: TensorRef, out: Any, like: str | None, timeout: float, stop: _core.Stop | None = None) -> Any:
-        """As `Endpoint.get`."""
-        link = self._links.fast(ref.owner.name)
+    def get(
+        self,
+        ref: TensorRef,
+        out: Any,
+        like: str | None,
+        timeout: float,
+        stop: _core.Stop | None = None,
+        only: str | None = None,
+        used: Used | None = None,
+    ) -> Any:
+        """As `Endpoint.get`, with `only` as its `transports`; `used` learns of the transport."""
+        link = self._links.fast(ref.owner.name) if only is None else None
         if (
             out is None and link is not None and link.near
         ):  # a look at shared memory is over before a drain can wait for it
-            return self._get(link, ref, out, like, timeout, stop)
+            return self._get(link, ref, out, like, timeout, stop, only, used)
         with self._work:
-            return self._get(link, ref, out, like, timeout, stop)
+            return self._get(link, ref, out, like, timeout, stop, only, used)
 
     def _get(
         self,
@@ -101,11 +110,18 @@ class Objects:
         like: str | None,
         timeout: float,
         stop: _core.Stop | None,
+        only: str | None,
+        used: Used | None,
     ) -> Any:
         deadline = time.monotonic() + timeout
-        for attempts in range(_ATTEMPTS, 0, -1):
-            if link is None or link.peer.incarnation != ref.owner.incarnation:
+        attempts = _ATTEMPTS
+        while True:
+            if only is not None:
+                link = self._links.over(ref.owner, ref.address, only, ref.nbytes, timeout, stop)
+            elif link is None or link.peer.incarnation != ref.owner.incarnation:
                 link = self._links.to_owner(ref.owner, ref.address, timeout, stop)
+            if used is not None:
+                used.transport = link.connection.transport
             try:
                 return self._read(link.connection, ref, out, like, timeout, stop)
             except PeerLostError:
@@ -119,7 +135,7 @@ class Objects:
                 self._links.fail_over(link, error)
                 link = None
                 timeout = max(deadline - time.monotonic(), 0.0)
-        raise AssertionError("the last attempt returns or raises")
+                attempts -= 1
 
     def _read(
         self,
@@ -141,18 +157,17 @@ class Objects:
             return view.unpack(ref.meta, like, False, stop, timeout)
         return view.fill(ref.meta, out, stop, timeout)
 
-    def iget(self, ref: TensorRef, out: Any, like: str | None, timeout: float) -> Transfer:
+    def iget(self, ref: TensorRef, out: Any, like: str | None, timeout: float, only: str | None = None) -> Transfer:
         """As `Endpoint.iget`."""
-        link = self._links.fast(ref.owner.name)
-        path = link.connection.transport if link is not None else ""
+        link = self._links.fast(ref.owner.name) if only is None else None
+        used = Used(link.connection.transport if link is not None else "")
         if out is None and link is not None and link.peer == ref.owner:
             try:
-                return Finished(self.get(ref, None, like, timeout), path)
+                return Finished(self.get(ref, None, like, timeout, used=used), used.transport)
             except Exception as error:
-                return Finished(None, path, error)
-        return Background(
-            self._work.around(lambda stop: self.get(ref, out, like, timeout, stop)), path, self._engine.flight
-        )
+                return Finished(None, used.transport, error)
+        work = self._work.around(lambda stop: self.get(ref, out, like, timeout, stop, only, used))
+        return Background(work, used, self._engine.flight)
 
     def empty(self, shape: Sequence[int] | int, dtype: Any, device: str, like: str, timeout: float) -> Any:
         """As `Endpoint.empty`."""

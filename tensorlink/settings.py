@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,9 @@ class Settings:
     """Ports of all TCP listeners of this process, `20000-20100`; None: any that are free."""
     transports: str | None = None
     """Allowed transports, `shm,local`, or forbidden ones, `^shm`; None: all that are installed."""
+    paths: str | None = None
+    """The same for peers by name, beside `transports`: `trainer=tcp; rollout*=^shm`. Rules end with a `;`; the name is a pattern
+    (`*`, `?`, `[0-9]`), and of the rules that fit a peer the first counts. None: no peer is different."""
     token: str | None = field(default=None, repr=False)
     """Shared secret of the job. Needed wherever a listener is not a unix socket, unless there are certificates."""
     tls_cert: str | None = None
@@ -152,6 +156,7 @@ class Settings:
         if self.log.upper() not in logging.getLevelNamesMapping():
             raise ValueError(f"log must name a level such as 'INFO', not {self.log!r}")
         self._check_network()
+        _rules(self.paths)
         if not NAMESPACE.fullmatch(self.namespace):  # becomes part of a path
             raise ValueError(
                 f"namespace must be 1 to 64 letters, digits, '-', '_' or '.', not '.' first, not {self.namespace!r}"
@@ -181,19 +186,42 @@ class Settings:
             raise ValueError(f"interface must be one that others can name, not {named!r}")
 
     def check_transports(self, installed: Collection[str]) -> None:
-        """Raises: ValueError: the setting `transports` names one that isn't installed."""
-        named = _names((self.transports or "").removeprefix("^"))
-        for name in named:
-            if name not in installed:
-                raise ValueError(f"no transport {name!r} is installed; there are: {', '.join(sorted(installed))}")
+        """Raises: ValueError: the settings `transports` or `paths` name one that isn't installed."""
+        for text in (self.transports, *(only for _, only in _rules(self.paths))):
+            check_names(text, installed)
 
-    def allows(self, transport: str) -> bool:
-        """Whether the setting `transports` admits this transport."""
-        if self.transports is None:
-            return True
-        if self.transports.startswith("^"):
-            return transport not in _names(self.transports[1:])
-        return transport in _names(self.transports)
+    def allows(self, transport: str, peer: str | None = None) -> bool:
+        """Whether the setting `transports` admits this transport, and for a peer of that name the setting `paths` too."""
+        if not admits(self.transports, transport):
+            return False
+        rules = _rules(self.paths) if peer is not None else ()
+        return admits(next((only for name, only in rules if fnmatchcase(peer or "", name)), None), transport)
+
+
+def admits(text: str | None, transport: str) -> bool:
+    """Whether `shm,tcp`, which allows, or `^shm`, which forbids, admits a transport. None admits all."""
+    if text is None:
+        return True
+    return transport not in _names(text[1:]) if text.startswith("^") else transport in _names(text)
+
+
+def check_names(text: str | None, installed: Collection[str]) -> None:
+    """Raises: ValueError: such a text names a transport that isn't installed."""
+    for name in _names((text or "").removeprefix("^")):
+        if name not in installed:
+            raise ValueError(f"no transport {name!r} is installed; there are: {', '.join(sorted(installed))}")
+
+
+def _rules(text: str | None) -> list[tuple[str, str]]:
+    """Patterns of names with what each allows. Raises: ValueError: a rule isn't PATTERN=TRANSPORTS."""
+    rules = []
+    for part in (text or "").split(";"):
+        name, _, only = (piece.strip() for piece in part.rpartition("="))
+        if name and _names(only.removeprefix("^")):
+            rules.append((name, only))
+        elif part.strip():
+            raise ValueError(f"paths must be like trainer=tcp; rollout*=^shm, not {part.strip()!r}")
+    return rules
 
 
 def _parse(variable: str, name: str, text: str) -> Any:

@@ -11,12 +11,14 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from tensorlink import _core, recording
 from tensorlink.errors import TransferCancelledError, TransferTimeoutError
 
 _SLICE_S = 0.002
+_CANCEL_S = 0.8  # how long a silent peer may keep a cancel waiting
+_T = TypeVar("_T")
 _DROPPED_S = 2.0
 """A dropped transfer is waited for so long at most: at the end of a process its thread may not run any more."""
 
@@ -24,10 +26,14 @@ _DROPPED_S = 2.0
 class Transfer(ABC):
     """What `isend`, `irecv`, `iget` and `ipull` return.
 
-    Any thread may wait for it, and any number of waiters get the same result. `path` names the transport.
+    Any thread may wait for it, and any number of waiters get the same result.
     """
 
-    path: str = ""
+    @property
+    def path(self) -> str:
+        """The transport that it is tried by, and once it is done, the one that it went by. Empty: not known yet, or gRPC
+        carried it, or it is a receive, which its sender chose the path of."""
+        return ""
 
     @abstractmethod
     def done(self) -> bool:
@@ -91,13 +97,26 @@ class InFlight:
         return run
 
 
+class Used:
+    """The transport of an operation, for its transfer's `path`: whoever runs it writes, any thread reads."""
+
+    __slots__ = ("transport",)
+
+    def __init__(self, transport: str = "") -> None:
+        self.transport = transport
+
+
 class Finished(Transfer):
     """One that needed no time: what it gave, or what it raised."""
 
     def __init__(self, result: Any, path: str, error: BaseException | None = None) -> None:
         self._result = result
         self.error = error
-        self.path = path
+        self._path = path
+
+    @property
+    def path(self) -> str:
+        return self._path
 
     def done(self) -> bool:
         return True
@@ -118,17 +137,21 @@ class Finished(Transfer):
 class Background(Transfer):
     """One that runs on a thread of its own, since it may have to wait or to copy much.
 
-    `operation` gets the stop flag, and ends soon after it is set. A transfer that nobody can ask for any more is cancelled,
-    unless `goes_on`.
+    `operation` gets the stop flag, and ends soon after it is set; its transport is what it writes to `used`. A transfer that
+    nobody can ask for any more is cancelled, unless `goes_on`.
     """
 
     def __init__(
-        self, operation: Callable[[_core.Stop], Any], path: str, recorder: _core.Flight, *, goes_on: bool = False
+        self, operation: Callable[[_core.Stop], Any], used: Used, recorder: _core.Flight, *, goes_on: bool = False
     ) -> None:
-        self.path = path
+        self._used = used
         self._flight = recorder
         self._goes_on = goes_on
         self._work = _Work(operation)
+
+    @property
+    def path(self) -> str:
+        return self._used.transport
 
     def done(self) -> bool:
         return self._work.ended.is_set()
@@ -292,3 +315,27 @@ def wait(transfers: Sequence[Transfer], *, timeout: float | None, any: bool = Fa
             raise TransferTimeoutError(what, waited=pending[0]._waited(began), phase="wait")
         with contextlib.suppress(Exception):
             pending[0].wait(left)
+
+
+def patiently(attempt: Callable[[float], _T], timeout: float, stop: _core.Stop | None) -> _T:
+    """What `attempt(timeout)` gives. With `stop` in several tries, since a cancel must not wait for a peer that is silent.
+
+    Raises: TransferCancelledError; what `attempt` raises.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        left = max(deadline - time.monotonic(), 0.0)
+        if stop is None:
+            return attempt(left)
+        check_stop(stop)
+        try:
+            return attempt(min(left, _CANCEL_S))
+        except TransferTimeoutError:
+            if left <= _CANCEL_S:
+                raise
+
+
+def check_stop(stop: _core.Stop | None) -> None:
+    """Raises: TransferCancelledError: `stop` is set."""
+    if stop is not None and stop.is_set():
+        raise TransferCancelledError("the transfer was cancelled", phase="connect")

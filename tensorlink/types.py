@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from google.protobuf.message import DecodeError
 
@@ -85,8 +85,24 @@ class Link:
     reach: str
     """Whom it reaches: `process`, `host` or `network`."""
     devices: tuple[str, ...] = ("cpu",)
+    """Kinds of memory that it can serve: `cpu`, `gpu`."""
     unavailable: str | None = None
     """Why the transport cannot be used in this process; None: it can."""
+    setup_s: float = 0.0
+    """What a connection costs before its first byte."""
+    over: Literal["memory", "gpu", "nic"] | None = None
+    """What its bytes pass: the host's memory, wires between GPUs, or NICs. None: NICs if it reaches the network, else memory."""
+    stripes: bool = False
+    """Whether it uses all NICs that are equally near at once."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What was measured of one way between two hosts; it replaces what a `Link` declares."""
+
+    latency_s: float
+    bytes_per_s: float
+    samples: int = 1
 
 
 @dataclass(frozen=True)

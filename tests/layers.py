@@ -30,7 +30,9 @@ RANKS = {
     "accelerators.base": 3,
     "control": 4,
     "paths": 4,
-    "transports": 6,  # the registry and, one module each, the transports
+    "transports.registry": 5,
+    "ways": 6,
+    "transports": 6,  # the transports, one module each
     "accelerators": 4,
     "links": 7,
     "messages": 8,
@@ -120,7 +122,7 @@ DECLARATIONS = {
         "tuple",
         "Option",
     ),
-    *("Argument", "command", "callback", "wraps", "overload", "dict", "set"),
+    *("Argument", "command", "callback", "wraps", "overload", "dict", "set", "lru_cache"),
     *(
         "parametrize",
         "settings",

@@ -47,7 +47,14 @@ def test_environment(variable: str, text: str, name: str, value: object) -> None
 
 def test_every_field_is_read_from_the_environment() -> None:
     texts = {"timeout": "1", "lease_s": "1", "pool_bytes": "1", "control": "grpc", "log": "INFO"}
-    texts |= {"coordinator": "x:1", "ports": "1-2", "verify": "1", "max_bytes_per_s": "1", "labels": "rack=7"}
+    texts |= {
+        "coordinator": "x:1",
+        "ports": "1-2",
+        "verify": "1",
+        "max_bytes_per_s": "1",
+        "labels": "rack=7",
+        "paths": "x=tcp",
+    }
     env = {f"TENSORLINK_{spec.name.upper()}": texts.get(spec.name, "x") for spec in fields(Settings)}
     default, loaded = Settings(), Settings.load(env)
     assert [spec.name for spec in fields(Settings) if getattr(loaded, spec.name) == getattr(default, spec.name)] == []
@@ -166,3 +173,24 @@ def test_memory_limit_in_a_container_that_sees_only_its_own_group(tmp_path: Path
     write(groups / "memory.max", f"{GIB // 8}\n")
     assert memory_limit_bytes(groups, write(tmp_path / "own", "0::/on/the/host\n")) == GIB // 8
     assert memory_limit_bytes(groups, tmp_path / "no proc") == GIB // 8
+
+
+def test_paths_are_allowed_by_peer() -> None:
+    """The first rule that fits counts, beside `transports`, which counts for all."""
+    settings = Settings(transports="^shm", paths="trainer = tcp;rollout[0-9]=^tcp, x; rollout*=shm; a=b=x")
+    allowed = {
+        peer: [name for name in ("shm", "tcp", "x") if settings.allows(name, peer)]
+        for peer in ("trainer", "rollout1", "rollout-a", "other", "a=b", None)
+    }
+    some = ["tcp", "x"]
+    assert allowed == {"trainer": ["tcp"], "rollout1": [], "rollout-a": [], "other": some, "a=b": ["x"], None: some}
+    settings.check_transports({"shm", "tcp", "x"})
+    with pytest.raises(ValueError, match="no transport 'x' is installed"):
+        settings.check_transports({"shm", "tcp"})
+
+
+@pytest.mark.parametrize("text", ["trainer", "=tcp", "trainer=", "trainer=^", "trainer=tcp; tcp"])
+def test_paths_that_are_none(text: str) -> None:
+    with pytest.raises(ValueError, match="paths must be like trainer=tcp"):
+        Settings(paths=text)
+    assert Settings(paths=" ; ").allows("shm", "trainer")

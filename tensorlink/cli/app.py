@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from tensorlink.cli import coordinator, doctor, flight, peers, topo
+from tensorlink.cli import coordinator, doctor, explain, flight, peers, topo
 from tensorlink.errors import TensorLinkError
 
 app = typer.Typer(
@@ -40,6 +40,7 @@ def _root() -> None:
 
 command(coordinator.coordinator)
 command(doctor.doctor)
+command(explain.explain)
 command(flight.flight)
 command(peers.peers)
 command(topo.topo)

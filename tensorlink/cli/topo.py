@@ -15,8 +15,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from tensorlink import topology
-from tensorlink.topology import Device, Link, Topology
+from tensorlink.topology import Device, Link, Topology, discover, read
 from tensorlink.topology.classes import closeness
 from tensorlink.topology.text import MAX_BYTES
 
@@ -42,7 +41,7 @@ def topo(
     ] = None,
 ) -> None:
     """Show how this machine hangs together, or one that was recorded: devices, links, and which NIC is near which GPU."""
-    found = topology.discover() if source is None else topology.read(_bytes(source))
+    found = discover() if source is None else read(_bytes(source))
     if plot is not None:
         _draw(found, plot)
     if as_json:

@@ -89,12 +89,13 @@ def _ways(endpoint: Endpoint, peer: PeerInfo, timeout: float) -> Iterator[Findin
 
 def _paths(endpoint: Endpoint, peer: PeerInfo, addresses: Mapping[str, bytes], timeout: float) -> Iterator[Finding]:
     links = endpoint._links
-    for name, why in links.rejected.items():
+    for name, why in links.ways.rejected.items():
         yield Finding(f"{name} to {peer.name}", "note", f"not used here: {why}")
     for name, transport in links.transports.items():
         check = f"{name} to {peer.name}"
-        if name not in addresses:
-            yield Finding(check, "note", f"{peer.name} doesn't have it")
+        if name not in addresses or not endpoint.settings.allows(name, peer.name):
+            absent = f"{peer.name} doesn't have it"
+            yield Finding(check, "note", absent if name not in addresses else "excluded by the setting paths")
             continue
         try:
             yield _path(check, transport, peer, addresses[name], timeout)

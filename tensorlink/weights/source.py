@@ -45,6 +45,11 @@ class Sources:
         self.current: Source | None = None
         self._gone: PeerId | None = None  # the publisher that was lost, until another one is found
 
+    @property
+    def transport(self) -> str:
+        """Of the current source; empty: there is none."""
+        return self.current.connection.transport if self.current else ""
+
     def doing(self, peer: str, phase: str) -> contextlib.AbstractContextManager[None]:
         """A pull that waits is in flight meanwhile."""
         return flight.doing(self._endpoint._engine.flight, "pull", peer, phase, self.name)

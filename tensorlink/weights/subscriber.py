@@ -20,7 +20,7 @@ from tensorlink.errors import (
     TransferTimeoutError,
     TransportError,
 )
-from tensorlink.transfer import Background, Transfer
+from tensorlink.transfer import Background, Transfer, Used
 from tensorlink.types import PeerId
 from tensorlink.weights.common import CLOSED, count, open_endpoint
 from tensorlink.weights.limit import Limit
@@ -98,10 +98,15 @@ class WeightSubscriber:
         """
         self._check()
         wait_s = self._endpoint._waiting(timeout)
-        source = self._sources.current
-        path = source.connection.transport if source else ""
-        recorder = self._endpoint._engine.flight
-        return Background(lambda stop: self._pull(min_version, wait_s, stream, stop), path, recorder)
+        used = Used(self._sources.transport)
+
+        def pull(stop: _core.Stop) -> int:
+            try:
+                return self._pull(min_version, wait_s, stream, stop)
+            finally:
+                used.transport = self._sources.transport or used.transport
+
+        return Background(pull, used, self._endpoint._engine.flight)
 
     def stats(self) -> dict[str, Any]:
         """Counters: `version`; `pulls` that copied; `bytes` and `seconds` of the last one, `waited_seconds` before it

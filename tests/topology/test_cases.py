@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from tensorlink import topology
-from tensorlink.topology import Topology
+from tensorlink.topology import Topology, read
 from tests.topology.cases import CASES, expected, names
 
 
@@ -26,7 +25,7 @@ def classes(found: dict[str, Any]) -> dict[tuple[str, str], str]:
 @pytest.mark.parametrize("name", names("topo", "*.txt"))
 def test_table(name: str) -> None:
     facts = expected("topo", name)
-    found = topology.read((CASES / "topo" / f"{name}.txt").read_bytes())
+    found = read((CASES / "topo" / f"{name}.txt").read_bytes())
     said = plain(found)
     devices = {device["name"]: device for device in said["devices"]}
     between = classes(said)
@@ -56,7 +55,7 @@ def test_table(name: str) -> None:
 @pytest.mark.parametrize("name", names("nccl", "*.xml"))
 def test_nccl(name: str) -> None:
     facts = expected("nccl", name)
-    found = topology.read((CASES / "nccl" / f"{name}.xml").read_bytes())
+    found = read((CASES / "nccl" / f"{name}.xml").read_bytes())
     gpus, nics = found.of_kind("gpu"), found.of_kind("nic")
     assert [cpu.numa_node for cpu in found.of_kind("cpu")] == facts["numa_nodes"]
     assert len(gpus) == (facts["num_gpu_elements"] or facts["num_gpu_pci_leaves"])

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tensorlink import topology
 from tensorlink.errors import TopologyError
+from tensorlink.topology import read
 from tensorlink.topology.nccl import cpu_list
 from tests.topology.machines import NCCL, SHOWTOPO
 
 
 def test_showtopo() -> None:
-    found = topology.read(SHOWTOPO)
+    found = read(SHOWTOPO)
     (link,) = found.links
     assert (link.link_class, link.hops, link.weight, link.bytes_per_s) == ("XGMI", 1, 15, None)
     assert (found.device("GPU1").numa_node, found.device("GPU1").numa_affinity) == (3, None)
@@ -19,12 +19,12 @@ def test_showtopo() -> None:
 
 
 def test_showtopo_with_a_cut_row_is_filled_in_from_the_other() -> None:
-    found = topology.read(SHOWTOPO.replace("GPU1   XGMI         0", "GPU1   XGMI"))
+    found = read(SHOWTOPO.replace("GPU1   XGMI         0", "GPU1   XGMI"))
     assert found.links[0].link_class == "XGMI" and any("1 of 2 cells" in warning for warning in found.warnings)
 
 
 def test_nccl() -> None:
-    found = topology.read(NCCL)
+    found = read(NCCL)
     assert [device.name for device in found.devices] == [
         "CPU0",
         "SWITCH0",
@@ -56,11 +56,11 @@ def test_nccl() -> None:
 )
 def test_xml_that_is_refused(text: str, message: str) -> None:
     with pytest.raises(TopologyError, match=message):
-        topology.read(text)
+        read(text)
 
 
 def test_a_rate_that_no_port_has_is_unknown() -> None:
-    found = topology.read(NCCL.replace("200000", "200000000"))
+    found = read(NCCL.replace("200000", "200000000"))
     assert (found.device("mlx5_0").speed_mbps, found.device("mlx5_0").bytes_per_s) == (200_000_000, None)
     assert found.warnings
 

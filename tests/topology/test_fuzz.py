@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorlink import topology
 from tensorlink.errors import TopologyError
+from tensorlink.topology import read
 from tests.topology.machines import NCCL, PLAIN, SHOWTOPO, TABLE
 
 PIECES = [
@@ -59,7 +59,7 @@ def damaged(draw: st.DrawFn) -> str:
 
 def survives(data: str | bytes) -> None:
     try:
-        found = topology.read(data)
+        found = read(data)
     except TopologyError as error:
         assert str(error)
         return

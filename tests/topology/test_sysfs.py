@@ -9,8 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tensorlink import topology
-from tensorlink.topology import nvml, sysfs
+from tensorlink.topology import Limits, discover, nvml, sysfs
 from tensorlink.topology.labels import platform_labels
 from tensorlink.topology.text import Warnings
 
@@ -71,7 +70,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_machine(root: Path) -> None:
-    found = topology.discover(root, labels={"rack": "7"})
+    found = discover(root, labels={"rack": "7"})
     assert [device.name for device in found.devices] == ["CPU0", "CPU1", "GPU0", "GPU1", "mlx5_0", "eno1", "SWITCH0"]
     nic = found.device("mlx5_0")
     assert (nic.interfaces, nic.bytes_per_s, nic.numa_node, nic.labels) == (("ib0",), 50 * 10**9, 0, {"rack": "7"})
@@ -81,11 +80,11 @@ def test_machine(root: Path) -> None:
     assert said["GPU1", "eno1"] == ("PHB", 63_015_384_615) and said["GPU0", "GPU1"] == ("SYS", None)
     assert said["SWITCH0", "GPU0"] == ("PCIe5x16", 63_015_384_615) and said["CPU0", "CPU1"] == ("SYS", None)
     assert [nic.name for nic in found.nearest("GPU0")] == ["mlx5_0"] and found.device("0000:81:00.0").name == "GPU1"
-    assert found.limits == topology.Limits(cpus=2.5, cpuset="0-5", memory_bytes=2**30)
+    assert found.limits == Limits(cpus=2.5, cpuset="0-5", memory_bytes=2**30)
 
 
 def test_a_machine_that_tells_nothing(tmp_path: Path) -> None:
-    (cpu,) = topology.discover(tmp_path, labels={}).devices
+    (cpu,) = discover(tmp_path, labels={}).devices
     assert (cpu.name, cpu.numa_node, cpu.memory_bytes) == ("CPU0", None, None)
 
 
@@ -93,7 +92,7 @@ def test_nodes_of_memory_alone_are_no_cpus(tmp_path: Path) -> None:
     for node in range(9):
         facts = {"cpulist": "0-71"} if node == 0 else {"cpulist": ""}
         write(tmp_path / f"sys/devices/system/node/node{node}", meminfo=f"Node {node} MemTotal: 1048576 kB", **facts)
-    (cpu,) = topology.discover(tmp_path, labels={}).of_kind("cpu")
+    (cpu,) = discover(tmp_path, labels={}).of_kind("cpu")
     assert (cpu.name, cpu.cpu_affinity) == ("CPU0", "0-71")
 
 
@@ -116,7 +115,7 @@ def test_labels_of_the_platform(tmp_path: Path) -> None:
 
 def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSORLINK_LABELS", "rack=7")
-    found = topology.discover()
+    found = discover()
     assert found.of_kind("cpu") and found.source == "this machine" and found.labels["rack"] == "7"
     assert sum(cpu.memory_bytes or 0 for cpu in found.of_kind("cpu")) > 0
     assert all(device.labels["rack"] == "7" for device in found.devices)

@@ -8,9 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tensorlink import topology
 from tensorlink.errors import TopologyError
-from tensorlink.topology import Topology
+from tensorlink.topology import Topology, read
 from tests.topology.machines import PLAIN, TABLE
 
 
@@ -23,7 +22,7 @@ def facts(found: Topology) -> dict[object, object]:
 
 
 def test_table() -> None:
-    found = topology.read(TABLE)
+    found = read(TABLE)
     assert found.warnings == () and found.source == "topo -m"
     assert [device.name for device in found.devices] == ["GPU0", "GPU1", "NIC0", "NIC1"]
     assert found.device("GPU1").cpu_affinity == "8-15,24-31" and found.device("GPU1").numa_node == 1
@@ -69,14 +68,14 @@ UNHARMED: dict[str, Callable[[str], object]] = {
 
 @pytest.mark.parametrize("change", UNHARMED.values(), ids=list(UNHARMED))
 def test_forms_that_lose_nothing(change: Callable[[str], str | bytes]) -> None:
-    assert facts(topology.read(change(TABLE))) == facts(topology.read(TABLE))
+    assert facts(read(change(TABLE))) == facts(read(TABLE))
 
 
 def test_grown_affinities_come_apart_where_only_one_way_fits() -> None:
-    found = topology.read(TABLE.replace("0-7,16-23       0               N/A", "0-7,16-230N/A"))
-    assert facts(found) == facts(topology.read(TABLE))
+    found = read(TABLE.replace("0-7,16-23       0               N/A", "0-7,16-230N/A"))
+    assert facts(found) == facts(read(TABLE))
     assert any("is read as '0-7,16-23 0 N/A'" in warning for warning in found.warnings)
-    doubtful = topology.read(TABLE.replace("0-7,16-23       0               N/A", "0-990N/A"))
+    doubtful = read(TABLE.replace("0-7,16-23       0               N/A", "0-990N/A"))
     assert doubtful.device("GPU0").numa_node is None and any("unclear" in warning for warning in doubtful.warnings)
 
 
@@ -86,51 +85,48 @@ def test_rows_with_lost_cells_are_filled_in_from_the_others() -> None:
         TABLE.replace("NIC1    SYS     PXB     SYS      X\n", ""),
         TABLE.replace("NIC1    SYS     PXB     SYS      X", "NIC1    SYS     PX"),
     ):
-        found = topology.read(damaged)
+        found = read(damaged)
         links = {pair: said for pair, said in facts(found).items() if isinstance(pair, tuple)}
-        whole = facts(topology.read(TABLE))
+        whole = facts(read(TABLE))
         assert links == {pair: whole[pair] for pair in links} and ("GPU1", "NIC1") in links and found.warnings
 
 
 def test_two_rows_that_differ_are_both_kept() -> None:
-    found = topology.read(PLAIN.replace("GPU2\tSYS", "GPU2\tNODE"))
+    found = read(PLAIN.replace("GPU2\tSYS", "GPU2\tNODE"))
     there, back = found.between("GPU0", "GPU2"), found.between("GPU2", "GPU0")
     assert there is not None and back is not None and (there.link_class, back.link_class) == ("SYS", "NODE")
     assert any("both are kept" in warning for warning in found.warnings)
 
 
 def test_a_legend_that_is_garbage_names_nothing() -> None:
-    found = topology.read(TABLE.replace("NIC0: mlx5_0", "NIC0: PIX     SYS    X"))
+    found = read(TABLE.replace("NIC0: mlx5_0", "NIC0: PIX     SYS    X"))
     assert found.device("NIC0").device is None and any("NIC0" in warning for warning in found.warnings)
 
 
 def test_a_class_counts_if_a_legend_or_both_rows_say_so() -> None:
-    explained = topology.read(PLAIN.replace("PIX", "ZLINK") + "\nLegend:\n  ZLINK = A cable\n")
-    agreed = topology.read(PLAIN.replace("PIX", "ZLINK"))
+    explained = read(PLAIN.replace("PIX", "ZLINK") + "\nLegend:\n  ZLINK = A cable\n")
+    agreed = read(PLAIN.replace("PIX", "ZLINK"))
     for found in (explained, agreed):
         link = found.between("GPU0", "GPU1")
         assert link is not None and (link.link_class, link.bytes_per_s) == ("ZLINK", None)
     assert not explained.warnings and agreed.warnings
-    once = topology.read(PLAIN.replace("PIX", "ZLINK", 1))
+    once = read(PLAIN.replace("PIX", "ZLINK", 1))
     link = once.between("GPU0", "GPU1")
     assert link is not None and link.link_class == "PIX" and once.warnings
 
 
 def test_other_tools() -> None:
     slashes = "         GPU 0/0 GPU 0/1 CPU Affinity\nGPU 0/0  S       MDF     0-3\nGPU 0/1  MDF     S       0-3\n"
-    found = topology.read(slashes)
+    found = read(slashes)
     assert [gpu.name for gpu in found.of_kind("gpu")] == ["GPU0/0", "GPU0/1"] and len(found.links) == 1
     swapped = PLAIN.replace("CPU Affinity\tNUMA Affinity", "Node Affinity\tCPU_Affinity")
     swapped = re.sub(r"(\d-\d)\t(\d)", r"\2\t\1", swapped).replace("GPU", "MLU")
-    assert (
-        topology.read(swapped).device("MLU2").numa_node == 1
-        and topology.read(swapped).device("MLU2").cpu_affinity == "4-7"
-    )
+    assert read(swapped).device("MLU2").numa_node == 1 and read(swapped).device("MLU2").cpu_affinity == "4-7"
 
 
 def test_models_tell_what_an_nvlink_carries() -> None:
     models = "".join(f"GPU {n}: NVIDIA H100 80GB HBM3 (UUID: GPU-0000000{n}-1)\n" for n in (0, 1))
-    link = topology.read(models + TABLE).between("GPU0", "GPU1")
+    link = read(models + TABLE).between("GPU0", "GPU1")
     assert link is not None and link.bytes_per_s == 450 * 10**9
 
 
@@ -147,13 +143,13 @@ def test_models_tell_what_an_nvlink_carries() -> None:
 )
 def test_what_is_no_table(text: str | bytes, message: str) -> None:
     with pytest.raises(TopologyError, match=message):
-        topology.read(text)
+        read(text)
 
 
 def test_a_row_that_lost_a_cell_is_left_out_where_others_contradict_it() -> None:
     table = "     GPU0 GPU1 GPU2 GPU3\nGPU0 X NV2 PIX SYS\nGPU1 NV2 X SYS PIX\nGPU2 PIX SYS X NV2\nGPU3 SYS PIX NV2 X\n"
-    found = topology.read(table.replace("X NV2 PIX SYS", "X PIX SYS"))
-    assert facts(found) == facts(topology.read(table))
+    found = read(table.replace("X NV2 PIX SYS", "X PIX SYS"))
+    assert facts(found) == facts(read(table))
     assert any("line 2" in warning for warning in found.warnings) and any(
         "left out" in warning for warning in found.warnings
     )
