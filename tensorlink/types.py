@@ -90,6 +90,15 @@ class Link:
 
 
 @dataclass(frozen=True)
+class Figure:
+    """What was measured of one way between two hosts."""
+
+    latency_s: float
+    bytes_per_s: float
+    samples: int = 1
+
+
+@dataclass(frozen=True)
 class TensorRef:
     """A handle: names a tensor, or a tree of them, that its owner keeps readable. A value: copy it, pickle it, send it.
 

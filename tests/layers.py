@@ -23,6 +23,7 @@ RANKS = {
     "rendezvous": 3,
     "lifecycle": 3,
     "topology": 3,
+    "measured": 3,
     "transports.base": 3,
     "transports.engine": 4,  # what transports over the engine share
     "transports.pool": 5,  # what those of one host share beyond that
