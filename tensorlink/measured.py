@@ -239,11 +239,14 @@ class _File:
 def _content(path: Path) -> str:
     """Raises: OSError; ValueError: it isn't a file of this user, or too large to be one of ours."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)  # what waits for nobody
-    with open(fd, "rb") as file:
+    try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
             raise ValueError(f"it is no file of user {os.geteuid()}")
-        data = file.read(_MOST_BYTES + 1)
+        with open(fd, "rb", closefd=False) as file:
+            data = file.read(_MOST_BYTES + 1)
+    finally:
+        os.close(fd)
     if len(data) > _MOST_BYTES:
         raise ValueError(f"it has more than {_MOST_BYTES} bytes")
     return data.decode()

@@ -23,6 +23,8 @@ from tests.peer import Peer, eventually, kept, nursery, spawn
 
 __all__ = ["nursery", "spawn"]
 
+pytestmark = pytest.mark.usefixtures("nursery")
+
 HERE, THERE = "host-a", "host-b"
 WAY = (HERE, THERE, "tcp")
 KNOWN = Figure(100e-6, 1e9, 7)
