@@ -42,6 +42,7 @@ from tensorlink.links import Links
 from tensorlink.messages import Messages
 from tensorlink.objects import Objects
 from tensorlink.rendezvous import Rendezvous
+from tensorlink.scratch import Scratch
 from tensorlink.settings import Settings
 from tensorlink.transfer import InFlight, Transfer
 from tensorlink.transports.base import Site
@@ -107,6 +108,7 @@ class Endpoint:
                 ports=settings.ports,
                 certificates=certificates,
             )
+            self._server.max_bytes_per_s = settings.max_bytes_per_s or 0
             self._control = ControlClient(
                 settings,
                 name=name,
@@ -127,6 +129,7 @@ class Endpoint:
             self._objects = Objects(
                 self._engine, self._links, self._server.address, self._exhausted, self._report, self._work
             )
+            self._scratch = Scratch(self._objects.put, self._engine.usage, self._hooks)
         except BaseException:
             self._engine.close()
             if hasattr(self, "_server"):
@@ -552,6 +555,12 @@ class _Handlers:
 
     def mailbox(self, source: PeerId, box: Mailbox) -> None:
         box.close()  # no transport of this version needs one
+
+    def scratch(self, source: PeerId, nbytes: int) -> bytes:
+        if not self._endpoint._usable:
+            raise PeerLostError(f"{self._endpoint.name} is leaving")
+        self._heard_of(source)
+        return self._endpoint._scratch.give(source, nbytes)
 
 
 def default_name() -> str:
