@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import logging
 import os
 import secrets
@@ -39,8 +40,10 @@ from tensorlink.errors import (
 from tensorlink.hooks import Hooks
 from tensorlink.lifecycle import Action, Connected
 from tensorlink.links import Links
+from tensorlink.measured import Measured
 from tensorlink.messages import Messages
 from tensorlink.objects import Objects
+from tensorlink.observing import Observing
 from tensorlink.rendezvous import Rendezvous
 from tensorlink.scratch import Scratch
 from tensorlink.settings import Settings
@@ -122,12 +125,21 @@ class Endpoint:
             self._engine.limit(settings.max_bytes_per_s or 0)
             self._engine.verify(settings.verify)
             site = Site(self._engine, path, key, host_identity(), os.getpid(), listen, settings.ports)
+            self._measured = Measured.by_setting(settings.measured)
             self._links = Links(settings, site, self._control)
+            links = (link for transport in self._links.transports.values() for link in transport.links())
+            self._observing = Observing(self._measured, site.host, links, self._control.known)
             self._messages = Messages(
                 self._engine, self._links, self._control, self._exhausted, self._report, self._work
             )
             self._objects = Objects(
-                self._engine, self._links, self._server.address, self._exhausted, self._report, self._work
+                self._engine,
+                self._links,
+                self._server.address,
+                self._exhausted,
+                self._report,
+                self._work,
+                self._observing,
             )
             self._scratch = Scratch(self._objects.put, self._engine.usage, self._hooks)
         except BaseException:
@@ -397,7 +409,8 @@ class Endpoint:
         if self._on_closed is not None:
             self._on_closed(self)
         parts = (self._engine, self._links, self._control, self._server, self._hooks)
-        steps = [self._upkeep.stop, lambda: self._messages.linger(_LINGER_S), self._control.leave]
+        linger = functools.partial(self._messages.linger, _LINGER_S)
+        steps: list[Callable[[], object]] = [self._upkeep.stop, linger, self._control.leave, self._measured.save]
         steps += [self._rendezvous.close] if self._rendezvous is not None else []
         interrupted: BaseException | None = None
         for step in [*steps, *(part.close for part in parts)]:

@@ -192,6 +192,8 @@ class _Source:
     address: str
     connection: Connection
     lane: _core.Connection
+    max_bytes_per_s: int
+    """What its own setting lets other hosts have; 0: as fast as it goes."""
 
 
 class WeightSubscriber:
@@ -371,17 +373,27 @@ class WeightSubscriber:
                 raise NoPathError(f"{source.connection.transport} cannot carry weights", peer=str(source.peer))
             self._passed_on = None  # nobody wants the old version any more, and its memory can take the new one
             passes_on = not stream and view.pass_on()
-            self._target.prepare(view, limit.stop, limit.left())  # compares; nothing has been written when it raises
-            limit.check_stop()
-            if stream:
-                self._have = None
-            self._target.run(view, stream, limit.stop, limit.left())
+            # What is passed on may have come from another subscriber, and tells nothing of the way to the publisher.
+            with contextlib.nullcontext() if passes_on else self._observed(source, view.nbytes):
+                self._target.prepare(
+                    view, limit.stop, limit.left()
+                )  # compares; nothing has been written when it raises
+                limit.check_stop()
+                if stream:
+                    self._have = None
+                self._target.run(view, stream, limit.stop, limit.left())
             self._have = (source.peer, version)
             if passes_on:
                 self._passed_on = view
             return int(view.nbytes)
         finally:
             del view  # an error that somebody keeps must not keep the version held
+
+    def _observed(self, source: _Source, nbytes: int) -> contextlib.AbstractContextManager[None]:
+        observing, far = self._endpoint._observing, source.lane.pid == 0
+        if not (far and observing.due(nbytes)):
+            return contextlib.nullcontext()
+        return observing.read(source.peer, source.connection.transport, nbytes, source.max_bytes_per_s)
 
     def _wait(self, source: _Source, version: int, limit: _Limit) -> None:
         """Until the board shows at least `version`, or for a slice of time. Raises: PeerLostError."""
@@ -445,11 +457,11 @@ class WeightSubscriber:
         return self._connect_to(info.id, info.address, timeout, limit.stop)
 
     def _connect_to(self, peer: PeerId, address: str, timeout: float, stop: _core.Stop | None = None) -> _Source:
-        connection = self._endpoint._links.to_owner(peer, address, timeout, stop).connection
-        lane = connection.lane()
+        link = self._endpoint._links.to_owner(peer, address, timeout, stop)
+        connection, lane = link.connection, link.connection.lane()
         if lane is None:
             raise NoPathError(f"{connection.transport} cannot carry weights", peer=str(peer), phase="pull")
-        return _Source(peer, address, connection, lane)
+        return _Source(peer, address, connection, lane, link.client.max_bytes_per_s)
 
     def _lose(self, source: _Source, why: TensorLinkError | None, *, broken: bool, restart_ends: bool) -> None:
         """Returns when there is somebody to pull from; if it is only the path that is `broken`, the same publisher over a new

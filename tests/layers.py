@@ -24,6 +24,7 @@ RANKS = {
     "lifecycle": 3,
     "topology": 3,
     "measured": 3,
+    "observing": 4,
     "transports.base": 3,
     "transports.engine": 4,  # what transports over the engine share
     "transports.pool": 5,  # what those of one host share beyond that
