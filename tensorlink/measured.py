@@ -22,10 +22,9 @@ import stat
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tensorlink.types import Figure
 
@@ -52,8 +51,7 @@ Key = tuple[str, str, str, str]
 """Version, the two hosts in order, transport."""
 
 
-@dataclass(frozen=True)
-class _Half:
+class _Half(NamedTuple):
     """Latency or bandwidth; with less than three observations it has no value yet."""
 
     value: float = 0.0
@@ -68,8 +66,7 @@ class _Half:
         return _Half(first=tuple(first)) if len(first) < _FIRST else _Half(first[_FIRST // 2], _FIRST)
 
 
-@dataclass(frozen=True)
-class _Row:
+class _Row(NamedTuple):
     latency: _Half
     rate: _Half
     at: float = 0.0
@@ -83,8 +80,8 @@ class _Row:
         if seconds / 2 > left > 0:
             return self
         if small == (left > 0):
-            return replace(self, latency=self.latency.after(left if small else seconds))
-        return replace(self, rate=self.rate.after(nbytes / (seconds if small else left)))
+            return _Row(self.latency.after(left if small else seconds), self.rate, time.time())
+        return _Row(self.latency, self.rate.after(nbytes / (seconds if small else left)), time.time())
 
     def figure(self, declared: Figure | None) -> Figure | None:
         """Both halves; what was not observed is as declared. None: nothing was, or one half is nowhere to be had."""
@@ -140,11 +137,14 @@ class Measured:
             return
         with self._lock:
             key = self._key(here, there, transport)
-            self._set(key, self._rows.get(key, _Row(_Half(), _Half())).after(nbytes, seconds))
+            before = self._rows.get(key) or _Row(_Half(), _Half())
+            after = before.after(nbytes, seconds)
+            if after is not before:
+                self._set(key, after)
 
     def put(self, here: str, there: str, transport: str, figure: Figure) -> None:
         """Replaces what is known by something measured on purpose. Raises: ValueError: that is no figure."""
-        row = _row_of(figure.latency_s, figure.samples, figure.bytes_per_s, figure.samples, 0.0)
+        row = _row_of(figure.latency_s, figure.samples, figure.bytes_per_s, figure.samples, time.time())
         if row is None:
             raise ValueError(f"no way has these figures: {figure}")
         if self._on:
@@ -154,24 +154,25 @@ class Measured:
     def save(self) -> bool:
         """Writes what has changed, beside what other processes have written meanwhile: of a way that several have changed
         the latest counts. False: it isn't on disk. Blocks for a second at most, while another process writes."""
+        if self._file is None:
+            return False
         with self._lock:
             changed = {key: self._rows[key] for key in self._changed if key in self._rows and _known(self._rows[key])}
-            if not self._on or self._file is None:
-                return False
-            if changed and not self._file.merge(changed):
-                return False
-            self._changed.clear()
-            return True
+        if changed and not self._file.merge(changed):  # meanwhile transfers go on
+            return False
+        with self._lock:
+            self._changed -= {key for key, row in changed.items() if self._rows.get(key) is row}
+        return True
 
     def _key(self, here: str, there: str, transport: str) -> Key:
-        return (self._version, *sorted((here, there)), transport)  # type: ignore[return-value]
+        return (self._version, here, there, transport) if here <= there else (self._version, there, here, transport)
 
     def _set(self, key: Key, row: _Row) -> None:
         if key not in self._rows and len(self._rows) >= _MOST_ROWS:
             oldest = min(self._rows, key=lambda key: self._rows[key].at)
             del self._rows[oldest]
             self._tell(oldest)
-        self._rows[key] = replace(row, at=time.time())
+        self._rows[key] = row
         self._changed.add(key)
         self._tell(key)
 

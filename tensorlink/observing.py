@@ -16,7 +16,7 @@ from tensorlink.types import Figure, Link, PeerId, PeerInfo
 
 log = logging.getLogger("tensorlink")
 
-_EVERY = 16
+_EVERY = 64
 """Of small reads one in so many is observed: a way needs few of them, and they are the ones for which time counts."""
 _LARGE_NBYTES = 16 << 20
 _SEVERAL = 4

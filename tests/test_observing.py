@@ -63,7 +63,7 @@ def observing(seen: Seen) -> Observing:
 def test_large_reads_count_and_small_ones_now_and_then(observing: Observing) -> None:
     assert all(observing.due(nbytes) for nbytes in (BULK_NBYTES, 1 << 40))
     assert not any(observing.due(nbytes) for nbytes in (SMALL_NBYTES + 1, BULK_NBYTES - 1))
-    assert sum(observing.due(SMALL_NBYTES) for _ in range(160)) == 10
+    assert sum(observing.due(SMALL_NBYTES) for _ in range(640)) == 10
 
 
 def test_a_read_that_is_not_due_costs_next_to_nothing(observing: Observing) -> None:
@@ -73,7 +73,7 @@ def test_a_read_that_is_not_due_costs_next_to_nothing(observing: Observing) -> N
             observing.due(100)
         return (time.perf_counter() - began) / 1000
 
-    assert min(cost() for _ in range(50)) < 0.5e-6
+    assert min(cost() for _ in range(50)) < 1e-6
 
 
 def test_each_read_counts_for_the_way_to_its_host(observing: Observing, seen: Seen) -> None:
@@ -264,7 +264,7 @@ def test_a_slow_link_is_told_of_once_and_remembered(pair: Callable[..., tuple[Pe
     large, small = owner.call(put, 1, 16 * MIB), owner.call(put, 2, 1000)
     said = reader.call(read, [large], 6)
     assert len(said) == 1 and re.match(r"expected 1.2 GB/s over tcp to far-away, got 0\.0[45]\d*: ", said[0]), said
-    reader.call(read, [small], 16 * 4)
+    reader.call(read, [small], 64 * 4)
     figures, files = reader.call(leave)
     assert figures["tcp"].bytes_per_s == pytest.approx(400e6 / 8, rel=0.25)
     assert 1e-5 < figures["tcp"].latency_s < 0.02 and figures["tcp"].samples == 6
