@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -83,7 +84,14 @@ def test_it_ends_with_its_time(pair: Pair, client: Callable[..., PeerClient], mo
     monkeypatch.setattr(scratch, "_TTL_S", 0.01)
     for number in range(scratch.MOST_CALLERS):
         client(f"x{number}").scratch(1, DEADLINE_S)
-    assert eventually(lambda: client("one more").scratch(1, DEADLINE_S), "their time is over")
+    late = client("one more")
+
+    def gets_one() -> bytes:
+        with contextlib.suppress(PoolExhaustedError):
+            return late.scratch(1, DEADLINE_S)
+        return b""
+
+    assert eventually(gets_one, "their time is over")
 
 
 def ask(to: str, nbytes: int) -> int:
@@ -126,9 +134,9 @@ def test_strangers_get_none(join: Callable[..., Peer]) -> None:
         assert handles(owner) == 0
 
 
-def test_one_that_leaves_gives_none(client: Callable[..., PeerClient]) -> None:
+def test_one_that_leaves_gives_none() -> None:
     with tl.init("owner") as owner:
-        caller = PeerClient(owner._server.address, peer="owner", me=PeerId("x", 1))
+        caller = PeerClient(owner._server.address, peer="owner", me=PeerId("x", 1), token=owner.settings.token)
         owner.drain()
         with pytest.raises(PeerLostError, match="leaving"):
             caller.scratch(1, DEADLINE_S)
@@ -185,13 +193,13 @@ def test_what_cannot_be_kept_is_told(join: Callable[..., Peer], monkeypatch: pyt
     assert done.exit_code == 1 and "not saved: TENSORLINK_MEASURED is off" in done.stdout
 
 
-def test_names_and_sizes_that_are_none(join: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_and_sizes_that_are_none(join: Callable[..., Peer]) -> None:
     join("trainer")
     with pytest.raises(PeerUnknownError, match="Near names: trainer"):
         benchmark.bench("trainr", Settings.load())
     with pytest.raises(ValueError, match="sizes are positive"):
         benchmark.bench("trainer", Settings.load(), sizes=[0])
-    with pytest.raises(NoPathError, match="local: it is another process"):
+    with pytest.raises(NoPathError, match="local: "):
         benchmark.bench("trainer", Settings.load(transports="local"))
     assert command("trainer", "--sizes", "1K;2K").exit_code == 1
 
