@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tensorlink.measured import BULK_NBYTES, FILE, SMALL_NBYTES, Measured
 from tensorlink.types import Figure
-from tests.peer import Peer, eventually, kept, nursery, spawn
+from tests.peer import Peer, eventually, kept, nursery, say, spawn
 
 __all__ = ["nursery", "spawn"]
 
@@ -28,6 +28,8 @@ pytestmark = pytest.mark.usefixtures("nursery")
 HERE, THERE = "host-a", "host-b"
 WAY = (HERE, THERE, "tcp")
 KNOWN = Figure(100e-6, 1e9, 7)
+
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine takes its time
 
 latencies = st.floats(1e-6, 0.1)
 rates = st.floats(1e6, 1e11)
@@ -52,6 +54,7 @@ def of(measured: Measured) -> Figure:
 # What observations make of a figure
 
 
+@patient
 @given(latency_s=latencies, rate=rates, sizes=st.lists(bulk, min_size=3, max_size=8), few=small)
 def test_a_steady_way_is_found_out(latency_s: float, rate: float, sizes: list[int], few: int) -> None:
     measured = fresh()
@@ -76,6 +79,7 @@ def test_figures_are_near_where_sizes_tell_them_apart() -> None:
     assert found.latency_s == pytest.approx(200e-6, rel=0.02) and found.bytes_per_s == pytest.approx(1e9, rel=0.02)
 
 
+@patient
 @given(figure=figures, nbytes=st.one_of(small, bulk), taken=seconds, asked=st.integers(0, 1 << 36))
 def test_no_single_observation_changes_a_prediction_by_more_than_a_fifth(
     figure: Figure, nbytes: int, taken: float, asked: int
@@ -86,6 +90,7 @@ def test_no_single_observation_changes_a_prediction_by_more_than_a_fifth(
     assert 1 / 1.2 < after / before < 1.2
 
 
+@patient
 @given(good=st.lists(st.floats(0.9, 1.1), min_size=2, max_size=2), outlier=seconds, place=st.integers(0, 2))
 def test_a_first_observation_that_is_an_outlier_decides_nothing(good: list[float], outlier: float, place: int) -> None:
     measured = fresh()
@@ -98,6 +103,7 @@ def test_a_first_observation_that_is_an_outlier_decides_nothing(good: list[float
     assert 0.089 < (100 << 20) / of(measured).bytes_per_s < 0.111
 
 
+@patient
 @given(rate=rates, change=st.floats(1 / 50, 50))
 def test_a_lasting_change_is_followed(rate: float, change: float) -> None:
     measured = fresh(Figure(1e-6, rate))
@@ -119,6 +125,7 @@ def test_what_is_faster_than_a_figure_allows_speaks_against_that_figure() -> Non
     assert found.bytes_per_s == pytest.approx(1e7, rel=0.2) and found.latency_s == 0.1
 
 
+@patient
 @given(nbytes=st.integers(SMALL_NBYTES + 1, BULK_NBYTES - 1), taken=seconds)
 def test_what_tells_a_mixture_tells_nothing(nbytes: int, taken: float) -> None:
     measured = fresh(KNOWN)
@@ -158,6 +165,7 @@ def test_what_is_no_figure_is_refused(figure: Figure) -> None:
 # The file
 
 
+@patient
 @given(figures=st.dictionaries(st.sampled_from(["tcp", "shm", "ucx"]), figures))
 def test_what_was_saved_is_there_the_next_time(tmp_path_factory: pytest.TempPathFactory, figures: Any) -> None:
     folder = tmp_path_factory.mktemp("cache")
@@ -256,6 +264,34 @@ def test_rows_of_other_versions_count_for_those(tmp_path: Path) -> None:
     assert {found["version"] for found in rows} == {"0.0.1", version()}
 
 
+values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3), st.just("tcp")),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=3), inner, max_size=3)),
+    max_leaves=6,
+)
+changes = st.dictionaries(st.sampled_from(list(row())), values, max_size=3)
+
+
+@patient
+@given(content=st.one_of(st.binary(), values, st.lists(changes, max_size=3)))
+def test_whatever_the_file_holds_what_comes_of_it_is_figures(
+    tmp_path_factory: pytest.TempPathFactory, content: Any
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "whatever"
+    folder.mkdir(exist_ok=True)
+    if isinstance(content, list):
+        content = {"format": 1, "rows": [row(**one) if isinstance(one, dict) else one for one in content]}
+    data = content if isinstance(content, bytes) else json.dumps(content).encode()
+    (folder / FILE).write_bytes(data)
+    measured = Measured(folder)
+    for found in measured._figures.values():
+        assert all(
+            0 < one.latency_s < 1e15 and 0 < one.bytes_per_s < 1e15 and one.samples > 0 for one in found.values()
+        )
+    measured.put(*WAY, KNOWN)
+    assert measured.save() and of(Measured(folder)) == KNOWN
+
+
 @pytest.mark.parametrize("place", ["fifo", "link", "folder", "a file is the folder"])
 def test_what_is_no_file_harms_nothing(tmp_path: Path, place: str) -> None:
     folder, elsewhere = tmp_path / "cache", tmp_path / "elsewhere"
@@ -320,6 +356,27 @@ def test_processes_that_save_at_once_lose_nothing(tmp_path: Path, spawn: Callabl
     for process in processes:
         process.finish()
     assert len(Measured(tmp_path).of(HERE, THERE)) == 80
+
+
+def save_for_ever() -> None:
+    say("it begins")
+    save_many(0, 1 << 30)
+
+
+def test_a_process_that_is_killed_while_it_saves_leaves_a_whole_file(
+    tmp_path: Path, spawn: Callable[..., Peer]
+) -> None:
+    for _ in range(3):
+        process = spawn()
+        process.call(open_in, tmp_path)
+        process.start(save_for_ever)
+        process.hear()
+        eventually((tmp_path / FILE).exists, "it has saved")
+        process.kill()
+        json.loads((tmp_path / FILE).read_text())
+        measured = Measured(tmp_path)
+        measured.put(*WAY, KNOWN)
+        assert measured.save(), "and no lock"
 
 
 def test_of_two_that_changed_the_same_way_the_latest_counts(tmp_path: Path, spawn: Callable[..., Peer]) -> None:
