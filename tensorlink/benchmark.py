@@ -19,7 +19,7 @@ import numpy as np
 
 from tensorlink.control import Certificates, PeerClient, host_identity, list_peers
 from tensorlink.endpoint import Endpoint, open_endpoint
-from tensorlink.errors import CorruptTransferError, NoPathError, PeerUnknownError, PoolExhaustedError, TensorLinkError
+from tensorlink.errors import CorruptTransferError, NoPathError, PeerUnknownError, TensorLinkError
 from tensorlink.links import Links
 from tensorlink.measured import BULK_NBYTES, OFF, SMALL_NBYTES, Measured
 from tensorlink.settings import Settings
@@ -118,6 +118,18 @@ def bench(
                 session.close()
 
 
+def expected(before: Sequence[Timing], nbytes: int) -> float:
+    """Seconds of a read of that size, by the timings of smaller ones: each byte more as those between the last two sizes.
+
+    One size alone doesn't tell bytes from latency, nor how much was for either.
+    """
+    if len(before) < 2:
+        return before[-1].seconds if before else 0.0
+    one, last = before[-2:]
+    per_byte = max(0.0, last.seconds - one.seconds) / (last.nbytes - one.nbytes)
+    return last.seconds + per_byte * (nbytes - last.nbytes)
+
+
 def _find(name: str, settings: Settings, timeout: float) -> PeerInfo:
     found = {peer.name: peer for peer in list_peers(settings, timeout)}
     if name not in found:
@@ -165,11 +177,10 @@ class _Session:
 
     def run(self, sizes: Sequence[int], seconds: float) -> Report:
         report, share = self._report, seconds / len(sizes)
+        due = list(self._connections)
         for nbytes in sizes:
-            due = [name for name in self._connections if self._expected(name, nbytes) * 2 <= seconds]
-            if not due:
-                break
-            ref = self._scratch(nbytes)
+            due = [name for name in due if name in self._connections and self._in_time(name, nbytes, seconds)]
+            ref = self._scratch(nbytes) if due else None
             if ref is None:
                 break
             out = np.zeros(nbytes, np.uint8)
@@ -185,22 +196,24 @@ class _Session:
             raise NoPathError(f"no way to {self._info.name} could be measured ({reasons})", hint=hint)
         return report
 
-    def _expected(self, name: str, nbytes: int) -> float:
-        """Seconds of a read, as the last size went; what is spent on more than bytes counts as if it were for them."""
-        last = next((one for one in reversed(self._report.timings) if one.transport == name), None)
-        return 0.0 if last is None else last.seconds * nbytes / last.nbytes
+    def _in_time(self, name: str, nbytes: int, seconds: float) -> bool:
+        """Whether two reads, the fewest that there are of a size, will end in time, as it looks."""
+        if 2 * expected([one for one in self._report.timings if one.transport == name], nbytes) <= seconds:
+            return True
+        self._report.notes.append(f"{name}: reads of {nbytes} bytes and more would take longer than {seconds:g} s")
+        return False
 
     def _scratch(self, nbytes: int) -> TensorRef | None:
         """Something of that size to read; None: the peer has no room for it."""
-        ref: TensorRef | None = None
         try:
             ref = TensorRef.from_bytes(self._client.scratch(nbytes, self._timeout))
-        except PoolExhaustedError:
+        except TensorLinkError as error:
             if not self._report.timings:
                 raise
-        if ref is None or ref.nbytes < nbytes:
-            room = f"only for {ref.nbytes} bytes" if ref else "for nothing more"
-            self._report.notes.append(f"the pool of {self._info.name} has room {room}")
+            self._report.notes.append(f"{nbytes} bytes weren't to be had from {self._info.name}: {error.message}")
+            return None
+        if ref.nbytes < nbytes:
+            self._report.notes.append(f"the pool of {self._info.name} has room for {ref.nbytes} of {nbytes} bytes")
             return None
         if ref.nbytes > nbytes or ref.owner != self._info.id:
             raise CorruptTransferError(f"{self._info.name} gave another handle than was asked for")

@@ -193,6 +193,13 @@ def test_what_cannot_be_kept_is_told(join: Callable[..., Peer], monkeypatch: pyt
     assert done.exit_code == 1 and "not saved: TENSORLINK_MEASURED is off" in done.stdout
 
 
+def test_latency_is_not_taken_for_a_lack_of_bandwidth() -> None:
+    far = [benchmark.Timing("tcp", nbytes, 0.1 + nbytes / 1e9, 1) for nbytes in (1024, 16384)]
+    for nbytes in (16384, 256 << 20):
+        assert 0.1 <= benchmark.expected(far, nbytes) == pytest.approx(0.1 + nbytes / 1e9)
+    assert benchmark.expected(far[:1], 16384) < 0.11 and benchmark.expected([], 1 << 40) == 0
+
+
 def test_names_and_sizes_that_are_none(join: Callable[..., Peer]) -> None:
     join("trainer")
     with pytest.raises(PeerUnknownError, match="Near names: trainer"):
@@ -213,7 +220,7 @@ def test_a_slow_network_is_told_from_a_peer_that_gives_little(cluster: Cluster) 
     found = one.call(bench_from, "fast", (1024, 4 * MIB, 256 * MIB))
     figure = found.figures()["tcp"]
     assert figure.bytes_per_s == pytest.approx(400e6 / 8, rel=0.3) and found.here != found.there
-    assert found.of("tcp", 256 * MIB) is None, "it would take ten seconds"
+    assert found.of("tcp", 256 * MIB) is None and "would take longer" in found.notes[0]
     assert "shm" in found.missing and not found.limited
     found = one.call(bench_from, "limited", (1024, 2 * MIB))
     assert found.limited == {"tcp"} and not found.save(Measured())
