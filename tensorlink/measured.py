@@ -39,6 +39,7 @@ _FORMAT = 1
 _FIRST = 3
 _WEIGHT = 1 / 8
 _FARTHEST = 4.0
+_LEAST, _MOST = 1e-12, 1e15  # no latency is less, no rate is more
 _MOST_ROWS = 512
 _MOST_BYTES = 1 << 20
 _MOST_TEXT = 255
@@ -59,6 +60,7 @@ class _Half(NamedTuple):
     first: tuple[float, ...] = ()
 
     def after(self, seen: float) -> _Half:
+        seen = min(max(seen, _LEAST), _MOST)
         if self.samples:
             factor = min(max(seen / self.value, 1 / _FARTHEST), _FARTHEST) ** _WEIGHT
             return _Half(self.value * factor, min(self.samples + 1, _MOST_SAMPLES))
@@ -330,7 +332,7 @@ def _half_of(value: Any, samples: Any) -> _Half | None:
 
 
 def _number(value: Any) -> bool:
-    return type(value) in (int, float) and (value == 0 or 1e-12 < value < 1e15)
+    return type(value) in (int, float) and (value == 0 or _LEAST <= value <= _MOST)
 
 
 def _known(row: _Row) -> bool:

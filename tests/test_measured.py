@@ -176,6 +176,14 @@ def test_what_was_saved_is_there_the_next_time(tmp_path_factory: pytest.TempPath
     assert Measured(folder).of(THERE, HERE) == figures
 
 
+def test_figures_beyond_belief_do_not_spoil_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    measured = Measured(tmp_path)
+    for nbytes, taken in ((1 << 62, 1e-300), (0, 1e-300), (1 << 62, 1e-9), (0, 1e-9)) * 200:
+        measured.observe(*WAY, nbytes, taken)
+    assert measured.save() and Measured(tmp_path).of(HERE, THERE) == measured.of(HERE, THERE) != {}
+    assert not caplog.records
+
+
 def test_the_file_is_in_the_cache_of_the_user_and_for_nobody_else(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -286,7 +294,7 @@ def test_whatever_the_file_holds_what_comes_of_it_is_figures(
     measured = Measured(folder)
     for found in measured._figures.values():
         assert all(
-            0 < one.latency_s < 1e15 and 0 < one.bytes_per_s < 1e15 and one.samples > 0 for one in found.values()
+            0 < one.latency_s <= 1e15 and 0 < one.bytes_per_s <= 1e15 and one.samples > 0 for one in found.values()
         )
     measured.put(*WAY, KNOWN)
     assert measured.save() and of(Measured(folder)) == KNOWN
