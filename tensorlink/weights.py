@@ -375,20 +375,17 @@ class WeightSubscriber:
             passes_on = not stream and view.pass_on()
             # What is passed on may have come from another subscriber, and tells nothing of the way to the publisher.
             with contextlib.nullcontext() if passes_on else self._observed(source, view.nbytes):
-                self._copy(view, limit, stream)
+                self._target.prepare(view, limit.stop, limit.left())  # writes nothing; what doesn't fit raises
+                limit.check_stop()
+                if stream:
+                    self._have = None
+                self._target.run(view, stream, limit.stop, limit.left())
             self._have = (source.peer, version)
             if passes_on:
                 self._passed_on = view
             return int(view.nbytes)
         finally:
             del view  # an error that somebody keeps must not keep the version held
-
-    def _copy(self, view: _core.View, limit: _Limit, stream: bool) -> None:
-        self._target.prepare(view, limit.stop, limit.left())  # compares; nothing has been written when it raises
-        limit.check_stop()
-        if stream:
-            self._have = None
-        self._target.run(view, stream, limit.stop, limit.left())
 
     def _observed(self, source: _Source, nbytes: int) -> contextlib.AbstractContextManager[None]:
         observing, far = self._endpoint._observing, source.lane.pid == 0
