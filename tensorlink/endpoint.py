@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import logging
 import os
 import secrets
@@ -39,10 +40,13 @@ from tensorlink.errors import (
 from tensorlink.hooks import Hooks
 from tensorlink.lifecycle import Action, Connected
 from tensorlink.links import Links
+from tensorlink.measured import Measured
 from tensorlink.messages import Messages
 from tensorlink.objects import Objects
 from tensorlink.paths import PathReport
+from tensorlink.observing import Observing
 from tensorlink.rendezvous import Rendezvous
+from tensorlink.scratch import Scratch
 from tensorlink.settings import Settings
 from tensorlink.topology import Topology
 from tensorlink.transfer import InFlight, Transfer
@@ -110,6 +114,7 @@ class Endpoint:
                 ports=settings.ports,
                 certificates=certificates,
             )
+            self._server.max_bytes_per_s = settings.max_bytes_per_s or 0
             self._control = ControlClient(
                 settings,
                 name=name,
@@ -123,13 +128,24 @@ class Endpoint:
             self._engine.limit(settings.max_bytes_per_s or 0)
             self._engine.verify(settings.verify)
             site = Site(self._engine, path, key, host_identity(), os.getpid(), listen, settings.ports)
+            self._measured = Measured.by_setting(settings.measured)
             self._links = Links(settings, site, self._control)
+            self._links.ways.measured = self._measured.of
+            links = (link for transport in self._links.transports.values() for link in transport.links())
+            self._observing = Observing(self._measured, site.host, links, self._control.known)
             self._messages = Messages(
                 self._engine, self._links, self._control, self._exhausted, self._report, self._work
             )
             self._objects = Objects(
-                self._engine, self._links, self._server.address, self._exhausted, self._report, self._work
+                self._engine,
+                self._links,
+                self._server.address,
+                self._exhausted,
+                self._report,
+                self._work,
+                self._observing,
             )
+            self._scratch = Scratch(self._objects.put, self._engine.usage, self._hooks)
         except BaseException:
             self._engine.close()
             if hasattr(self, "_server"):
@@ -431,7 +447,8 @@ class Endpoint:
         if self._on_closed is not None:
             self._on_closed(self)
         parts = (self._engine, self._links, self._control, self._server, self._hooks)
-        steps = [self._upkeep.stop, lambda: self._messages.linger(_LINGER_S), self._control.leave]
+        linger = functools.partial(self._messages.linger, _LINGER_S)
+        steps: list[Callable[[], object]] = [self._upkeep.stop, linger, self._control.leave, self._measured.save]
         steps += [self._rendezvous.close] if self._rendezvous is not None else []
         interrupted: BaseException | None = None
         for step in [*steps, *(part.close for part in parts)]:
@@ -589,6 +606,12 @@ class _Handlers:
 
     def mailbox(self, source: PeerId, box: Mailbox) -> None:
         box.close()  # no transport of this version needs one
+
+    def scratch(self, source: PeerId, nbytes: int) -> bytes:
+        if not self._endpoint._usable:
+            raise PeerLostError(f"{self._endpoint.name} is leaving")
+        self._heard_of(source)
+        return self._endpoint._scratch.give(source, nbytes)
 
 
 def default_name() -> str:

@@ -21,6 +21,7 @@ from tensorlink.errors import (
     TransportError,
 )
 from tensorlink.links import Links, PeerLink
+from tensorlink.observing import Observing
 from tensorlink.transfer import Background, Finished, InFlight, Transfer, Used, patiently
 from tensorlink.transports.base import Connection
 from tensorlink.types import Layout, TensorRef
@@ -40,9 +41,11 @@ class Objects:
         exhausted: Callable[[int, str], PoolExhaustedError],
         failed: Callable[[TensorLinkError], None],
         work: InFlight,
+        observing: Observing,
     ) -> None:
         self._engine = engine
         self._links = links
+        self._observing = observing
         self._work = work
         self._address = address
         self._exhausted = exhausted
@@ -123,7 +126,12 @@ class Objects:
             if used is not None:
                 used.transport = link.connection.transport
             try:
-                return self._read(link.connection, ref, out, like, timeout, stop)
+                if link.near or not self._observing.due(ref.nbytes):
+                    return self._read(link.connection, ref, out, like, timeout, stop)
+                with self._observing.read(
+                    link.peer, link.connection.transport, ref.nbytes, link.client.max_bytes_per_s
+                ):
+                    return self._read(link.connection, ref, out, like, timeout, stop)
             except PeerLostError:
                 if self._engine.closed:
                     raise ClosedError("the endpoint was shut down", phase="get") from None

@@ -120,6 +120,8 @@ class Settings:
     """What is sent to one peer on another host at most, in bulk; None: as fast as it goes."""
     flight: str | None = None
     """Directory of the flight recorder's files, `off` for none; None: where the sockets of this user lie."""
+    measured: str | None = None
+    """Folder of the file of measured figures, `off` for none; None: the cache of this user."""
     log: str = "WARNING"
     """Level of the `tensorlink` logger."""
 

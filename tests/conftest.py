@@ -74,6 +74,7 @@ def _isolated_session(request: pytest.FixtureRequest) -> Iterator[None]:
         for name, value in _chosen(request.config).items():
             patch.setenv(name, value)
         patch.setenv("XDG_RUNTIME_DIR", str(folder))
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         yield
     shutil.rmtree(folder)
 
@@ -96,8 +97,12 @@ def _leaves_nothing(request: pytest.FixtureRequest, _isolated_session: None) -> 
 
 @pytest.fixture(autouse=True)
 def runtime_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """`XDG_RUNTIME_DIR` of this test and of the processes it starts: endpoints of two tests never meet."""
+    """`XDG_RUNTIME_DIR` of this test and of the processes it starts: endpoints of two tests never meet.
+
+    The cache lies in it too, so that no test measures what another one's figures decide.
+    """
     folder = make_runtime_dir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)

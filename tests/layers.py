@@ -24,6 +24,8 @@ RANKS = {
     "rendezvous": 3,
     "lifecycle": 3,
     "topology": 3,
+    "measured": 3,
+    "observing": 4,
     "transports.base": 3,
     "transports.engine": 4,  # what transports over the engine share
     "transports.pool": 5,  # what those of one host share beyond that
@@ -38,11 +40,13 @@ RANKS = {
     "messages": 8,
     "objects": 8,
     "upkeep": 8,
+    "scratch": 8,
     "endpoint": 9,
     "testing": 10,
     "api": 10,
     "weights": 11,
     "doctor": 11,
+    "benchmark": 11,
     "integrations": 12,
     "integrations.ray.serializer": 12,
     "integrations.ray.process": 12,

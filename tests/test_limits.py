@@ -155,6 +155,9 @@ class Patient:
     def mailbox(self, *_: object) -> None:
         return None
 
+    def scratch(self, *_: object) -> bytes:
+        return b""
+
 
 def test_calls_beyond_the_bound_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tensorlink.control.peer_service._MAX_CALLS", 3)

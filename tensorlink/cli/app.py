@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from tensorlink.cli import coordinator, doctor, explain, flight, peers, topo
+from tensorlink.cli import bench, coordinator, doctor, explain, flight, peers, topo
 from tensorlink.errors import TensorLinkError
 
 app = typer.Typer(
@@ -38,6 +38,7 @@ def _root() -> None:
     """Keeps commands named, however many there are."""
 
 
+command(bench.bench)
 command(coordinator.coordinator)
 command(doctor.doctor)
 command(explain.explain)

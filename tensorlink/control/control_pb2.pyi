@@ -177,7 +177,7 @@ class HelloRequest(_message.Message):
     def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., incarnation: _Optional[int] = ..., host: _Optional[str] = ..., connect: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("version", "name", "incarnation", "connect")
+    __slots__ = ("version", "name", "incarnation", "connect", "max_bytes_per_s")
     class ConnectEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -189,11 +189,13 @@ class HelloReply(_message.Message):
     NAME_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     CONNECT_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     version: int
     name: str
     incarnation: int
     connect: _containers.ScalarMap[str, bytes]
-    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., incarnation: _Optional[int] = ..., connect: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
+    max_bytes_per_s: int
+    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., incarnation: _Optional[int] = ..., connect: _Optional[_Mapping[str, bytes]] = ..., max_bytes_per_s: _Optional[int] = ...) -> None: ...
 
 class DeliverRequest(_message.Message):
     __slots__ = ("source", "incarnation", "sequence", "tag", "frame")
@@ -258,3 +260,19 @@ class PingReply(_message.Message):
     mtu: int
     padding: bytes
     def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[int] = ..., release: _Optional[str] = ..., utc_us: _Optional[int] = ..., mtu: _Optional[int] = ..., padding: _Optional[bytes] = ...) -> None: ...
+
+class ScratchRequest(_message.Message):
+    __slots__ = ("source", "incarnation", "nbytes")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    incarnation: int
+    nbytes: int
+    def __init__(self, source: _Optional[str] = ..., incarnation: _Optional[int] = ..., nbytes: _Optional[int] = ...) -> None: ...
+
+class ScratchReply(_message.Message):
+    __slots__ = ("handle",)
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    handle: bytes
+    def __init__(self, handle: _Optional[bytes] = ...) -> None: ...

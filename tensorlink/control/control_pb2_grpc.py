@@ -350,6 +350,11 @@ class PeerServiceStub(object):
                 request_serializer=tensorlink_dot_control_dot_control__pb2.PingRequest.SerializeToString,
                 response_deserializer=tensorlink_dot_control_dot_control__pb2.PingReply.FromString,
                 _registered_method=True)
+        self.Scratch = channel.unary_unary(
+                '/tensorlink.PeerService/Scratch',
+                request_serializer=tensorlink_dot_control_dot_control__pb2.ScratchRequest.SerializeToString,
+                response_deserializer=tensorlink_dot_control_dot_control__pb2.ScratchReply.FromString,
+                _registered_method=True)
 
 
 class PeerServiceServicer(object):
@@ -386,6 +391,12 @@ class PeerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Scratch(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PeerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -413,6 +424,11 @@ def add_PeerServiceServicer_to_server(servicer, server):
                     servicer.Ping,
                     request_deserializer=tensorlink_dot_control_dot_control__pb2.PingRequest.FromString,
                     response_serializer=tensorlink_dot_control_dot_control__pb2.PingReply.SerializeToString,
+            ),
+            'Scratch': grpc.unary_unary_rpc_method_handler(
+                    servicer.Scratch,
+                    request_deserializer=tensorlink_dot_control_dot_control__pb2.ScratchRequest.FromString,
+                    response_serializer=tensorlink_dot_control_dot_control__pb2.ScratchReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -551,6 +567,33 @@ class PeerService(object):
             '/tensorlink.PeerService/Ping',
             tensorlink_dot_control_dot_control__pb2.PingRequest.SerializeToString,
             tensorlink_dot_control_dot_control__pb2.PingReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Scratch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tensorlink.PeerService/Scratch',
+            tensorlink_dot_control_dot_control__pb2.ScratchRequest.SerializeToString,
+            tensorlink_dot_control_dot_control__pb2.ScratchReply.FromString,
             options,
             channel_credentials,
             insecure,

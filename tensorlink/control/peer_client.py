@@ -46,6 +46,8 @@ class PeerClient:
         certificates: Certificates | None = None,
     ) -> None:
         self.peer = peer
+        self.max_bytes_per_s = 0
+        """What the peer gives to one on another host at most, as its hello has said; 0: as fast as it goes."""
         self._me = me
         self._pid = os.getpid()
         self._closed = False
@@ -70,7 +72,8 @@ class PeerClient:
         )
         reply = self._call("Hello", request, timeout)
         wire.check_version(reply.version)
-        return Hello(PeerId(reply.name, reply.incarnation), "", dict(reply.connect))
+        self.max_bytes_per_s = reply.max_bytes_per_s
+        return Hello(PeerId(reply.name, reply.incarnation), "", dict(reply.connect), reply.max_bytes_per_s)
 
     def deliver(self, sequence: int, tag: str, frame: bytes, timeout: float) -> bytes:
         """Delivers a message of at most 64 MiB and returns the peer's acknowledgement."""
@@ -96,6 +99,16 @@ class PeerClient:
         reply = self._call("Ping", pb.PingRequest(padding=bytes(padding)), timeout)
         release = reply.release if len(reply.release) <= _MAX_RELEASE and reply.release.isprintable() else ""
         return Pong(PeerId(reply.name, reply.incarnation), release, reply.utc_us, reply.mtu)
+
+    def scratch(self, nbytes: int, timeout: float) -> bytes:
+        """The handle of an object to measure with: of that size, or of what the peer has room for. It ends with the next call,
+        of which one for 0 bytes gives none, after a minute, or when this process leaves.
+
+        Raises: PoolExhaustedError: there is no room, or too many others are measuring.
+        """
+        request = pb.ScratchRequest(source=self._me.name, incarnation=self._me.incarnation, nbytes=nbytes)
+        handle: bytes = self._call("Scratch", request, timeout).handle
+        return handle
 
     def mailbox(self, transport: str) -> Mailbox:
         """Opens a mailbox to the same transport in the peer. Returns at once; a lost peer mostly shows at the first `recv`."""

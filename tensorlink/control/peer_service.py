@@ -1,4 +1,4 @@
-"""The gRPC service in every endpoint: hello, messages, releases and mailboxes from peers."""
+"""The gRPC service in every endpoint: hello, messages, releases, mailboxes and scratch objects for peers."""
 # mypy: disable-error-code="no-untyped-call,misc"
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ class Hello:
     peer: PeerId
     host: str
     connect: Mapping[str, bytes]
+    max_bytes_per_s: int = 0
+    """What it gives to one peer on another host at most; 0: as fast as it goes."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,9 @@ class PeerHandlers(Protocol):
 
     def mailbox(self, source: PeerId, box: mailbox.Mailbox) -> None:
         """A transport in a peer opened a mailbox. Takes it over, and returns at once."""
+
+    def scratch(self, source: PeerId, nbytes: int) -> bytes:
+        """A peer wants something of that size to read, and has done with what it had; returns the handle, none for 0."""
 
 
 def _guarded(method: Callable[[Any, Request, Context], Reply]) -> Callable[[Any, Request, Context], Reply]:
@@ -135,6 +140,8 @@ class PeerServer(pb_grpc.PeerServiceServicer):
         self.name = name
         self.incarnation = 0
         """Set by the endpoint once it has joined."""
+        self.max_bytes_per_s = 0
+        """What peers are told in the hello."""
         self._logins = Logins(token)
         self.certificates = certificates
         self._handlers = handlers
@@ -193,7 +200,13 @@ class PeerServer(pb_grpc.PeerServiceServicer):
         wire.check_version(request.version)
         peer = _source(request.name, request.incarnation)
         connect = self._handlers.hello(Hello(peer, request.host, dict(request.connect)))
-        return pb.HelloReply(version=wire.VERSION, name=self.name, incarnation=self.incarnation, connect=dict(connect))
+        return pb.HelloReply(
+            version=wire.VERSION,
+            name=self.name,
+            incarnation=self.incarnation,
+            connect=dict(connect),
+            max_bytes_per_s=self.max_bytes_per_s,
+        )
 
     @_guarded
     def Deliver(self, request: pb.DeliverRequest, context: Context) -> pb.DeliverReply:
@@ -215,6 +228,11 @@ class PeerServer(pb_grpc.PeerServiceServicer):
             mtu=network.mtu_of(self._host) or 0,
             padding=bytes(min(len(request.padding), _MAX_PADDING)),
         )
+
+    @_guarded
+    def Scratch(self, request: pb.ScratchRequest, context: Context) -> pb.ScratchReply:
+        source = _source(request.source, request.incarnation)
+        return pb.ScratchReply(handle=self._handlers.scratch(source, request.nbytes))
 
     @_guarded
     def Mailbox(self, frames: Iterator[pb.MailboxFrame], context: Context) -> Iterator[pb.MailboxFrame]:

@@ -34,6 +34,8 @@ class Source:
     address: str
     connection: Connection
     lane: _core.Connection
+    max_bytes_per_s: int
+    """What its own setting lets other hosts have; 0: as fast as it goes."""
 
 
 class Sources:
@@ -107,11 +109,11 @@ class Sources:
         return self._connect_to(info.id, info.address, timeout, limit.stop)
 
     def _connect_to(self, peer: PeerId, address: str, timeout: float, stop: _core.Stop | None = None) -> Source:
-        connection = self._endpoint._links.to_owner(peer, address, timeout, stop).connection
-        lane = connection.lane()
+        link = self._endpoint._links.to_owner(peer, address, timeout, stop)
+        connection, lane = link.connection, link.connection.lane()
         if lane is None:
             raise NoPathError(f"{connection.transport} cannot carry weights", peer=str(peer), phase="pull")
-        return Source(peer, address, connection, lane)
+        return Source(peer, address, connection, lane, link.client.max_bytes_per_s)
 
     def lose(self, source: Source, why: TensorLinkError | None, *, broken: bool, restart_ends: bool) -> None:
         """Returns when there is somebody to pull from; if it is only the path that is `broken`, the same publisher over a new

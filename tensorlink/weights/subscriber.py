@@ -204,17 +204,25 @@ class WeightSubscriber:
                 raise NoPathError(f"{source.connection.transport} cannot carry weights", peer=str(source.peer))
             self._passed_on = None  # nobody wants the old version any more, and its memory can take the new one
             passes_on = not stream and view.pass_on()
-            self._target.prepare(view, limit.stop, limit.left())  # compares; nothing has been written when it raises
-            limit.check_stop()
-            if stream:
-                self._have = None
-            self._target.run(view, stream, limit.stop, limit.left())
+            # What is passed on may have come from another subscriber, and tells nothing of the way to the publisher.
+            with contextlib.nullcontext() if passes_on else self._observed(source, view.nbytes):
+                self._target.prepare(view, limit.stop, limit.left())  # writes nothing; what doesn't fit raises
+                limit.check_stop()
+                if stream:
+                    self._have = None
+                self._target.run(view, stream, limit.stop, limit.left())
             self._have = (source.peer, version)
             if passes_on:
                 self._passed_on = view
             return int(view.nbytes)
         finally:
             del view  # an error that somebody keeps must not keep the version held
+
+    def _observed(self, source: Source, nbytes: int) -> contextlib.AbstractContextManager[None]:
+        observing, far = self._endpoint._observing, source.lane.pid == 0
+        if not (far and observing.due(nbytes)):
+            return contextlib.nullcontext()
+        return observing.read(source.peer, source.connection.transport, nbytes, source.max_bytes_per_s)
 
     def _wait(self, source: Source, version: int, limit: Limit) -> None:
         """Until the board shows at least `version`, or for a slice of time. Raises: PeerLostError."""

@@ -81,6 +81,9 @@ class Handlers:
     def mailbox(self, source: Any, box: Any) -> None:
         box.close()
 
+    def scratch(self, source: Any, nbytes: int) -> bytes:
+        return b""
+
 
 def main(name: str) -> None:
     settings = Settings.load()

@@ -50,7 +50,10 @@ def raw(run_dir: Path) -> grpc.Channel:
 
 METHODS = [
     *(f"/tensorlink.Coordinator/{name}" for name in ("Join", "Leave", "Resolve", "Find", "Advertise", "Watch")),
-    *(f"/tensorlink.PeerService/{name}" for name in ("Hello", "Deliver", "Release", "Mailbox", "Ping", "Nonsense")),
+    *(
+        f"/tensorlink.PeerService/{name}"
+        for name in ("Hello", "Deliver", "Release", "Mailbox", "Ping", "Scratch", "Nonsense")
+    ),
 ]
 
 
@@ -68,6 +71,9 @@ class Silent:
 
     def mailbox(self, source: object, box: object) -> None:
         return None
+
+    def scratch(self, *_: object) -> bytes:
+        return b""
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -58,6 +58,10 @@ class Recorder:
     def mailbox(self, source: PeerId, box: Mailbox) -> None:
         self.boxes.put(box)
 
+    def scratch(self, source: PeerId, nbytes: int) -> bytes:
+        self.seen.append((source, nbytes))
+        return b"a handle\0"
+
 
 @pytest.fixture
 def handlers() -> Recorder:
@@ -87,7 +91,9 @@ def test_calls(client: PeerClient, handlers: Recorder) -> None:
     assert client.deliver(1, "tag", b"\0abc", 10) == b"cba\0"
     client.release([1, 2**64 - 1], 10)
     assert client.ping(10) == PeerId("b", 9)
-    assert handlers.seen == [(ME, {"shm": b"here\0"}), (ME, 1, "tag", b"\0abc"), (ME, [1, 2**64 - 1])]
+    assert client.scratch(2**64 - 1, 10) == b"a handle\0"
+    calls = [(ME, {"shm": b"here\0"}), (ME, 1, "tag", b"\0abc"), (ME, [1, 2**64 - 1]), (ME, 2**64 - 1)]
+    assert handlers.seen == calls
 
 
 def test_errors_of_the_peer_come_back_as_what_they_are(client: PeerClient) -> None:

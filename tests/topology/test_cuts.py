@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tensorlink import topology
+from tensorlink.topology import read
 from tensorlink.errors import TopologyError
 from tests.topology.cases import CASES, names
 from tests.topology.machines import NCCL, SHOWTOPO
@@ -28,7 +28,7 @@ def places(text: str) -> list[int]:
 
 def refused(text: str) -> TopologyError:
     with pytest.raises(TopologyError) as caught:
-        topology.read(text)
+        read(text)
     return caught.value
 
 
@@ -71,9 +71,7 @@ def test_nccl_with_links_of_no_number(count: str) -> None:
 
 
 def test_nccl_says_what_it_leaves_out() -> None:
-    said = topology.read(
-        '<system><cpu numaid="0"><gpu dev="0"/><pci busid="0000:10:00.0"/></cpu><pci><nic/></pci></system>'
-    )
+    said = read('<system><cpu numaid="0"><gpu dev="0"/><pci busid="0000:10:00.0"/></cpu><pci><nic/></pci></system>')
     assert [one for one in said.warnings if "left out" in one] == [
         "line 1: column 39: a <pci> without a class and with nothing in it is left out",
         "line 1: column 72: a <pci> inside <system> has no place: left out",
@@ -84,14 +82,14 @@ def test_nccl_says_what_it_leaves_out() -> None:
 @pytest.mark.parametrize("name", ["", *(name for name in names("topo", "*.txt") if name == ROCM)])
 def test_showtopo_that_is_cut_off(name: str) -> None:
     text = (CASES / "topo" / f"{name}.txt").read_text() if name else SHOWTOPO
-    assert topology.read(text).warnings == ()
+    assert read(text).warnings == ()
     for at in range(1, text.index("Log", text.index("End of")), 3):
         error = refused(text[:at])
         assert error.line and error.column, text[:at][-40:]
 
 
 def test_tables_that_are_cut_off_without_their_frame() -> None:
-    assert topology.read(UNTITLED).warnings == ()
+    assert read(UNTITLED).warnings == ()
     for lost in ("GPU1   XGMI         0\n\n", "   0\n\n", "GPU0   0            XGMI\nGPU1   XGMI         0\n\n"):
         assert UNTITLED.endswith(lost)
         error = refused(UNTITLED.removesuffix(lost))
@@ -99,5 +97,5 @@ def test_tables_that_are_cut_off_without_their_frame() -> None:
 
 
 def test_a_table_that_lost_a_row_says_so() -> None:
-    found = topology.read(SHOWTOPO.replace("GPU1   1            0\n", ""))
+    found = read(SHOWTOPO.replace("GPU1   1            0\n", ""))
     assert found.warnings == ("line 11: the table of hops above has no row GPU1",) and found.links[0].hops == 1
