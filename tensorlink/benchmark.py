@@ -147,7 +147,7 @@ class _Session:
         self._connections: dict[str, Connection] = {}
         hello = client.hello({}, timeout)
         self._report = Report(
-            info.name, host_identity(), info.host, hello.max_bytes_per_s, missing={**self._links.rejected}
+            info.name, host_identity(), info.host, hello.max_bytes_per_s, missing={**self._links.ways.rejected}
         )
         try:
             self._connect(hello.connect)

@@ -43,8 +43,8 @@ from tensorlink.links import Links
 from tensorlink.measured import Measured
 from tensorlink.messages import Messages
 from tensorlink.objects import Objects
-from tensorlink.paths import PathReport
 from tensorlink.observing import Observing
+from tensorlink.paths import PathReport
 from tensorlink.rendezvous import Rendezvous
 from tensorlink.scratch import Scratch
 from tensorlink.settings import Settings

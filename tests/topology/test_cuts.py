@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from tensorlink.topology import read
 from tensorlink.errors import TopologyError
+from tensorlink.topology import read
 from tests.topology.cases import CASES, names
 from tests.topology.machines import NCCL, SHOWTOPO
 
