@@ -108,7 +108,18 @@ class Peer:
         return kind, value
 
     def signal(self, number: int) -> None:
+        """Sends it. SIGSTOP also waits for its effect: on a busy machine other threads go on until the chosen one has run."""
         signal.pidfd_send_signal(self._pidfd, number)
+        if number == signal.SIGSTOP:
+            eventually(self._stands, f"process {self.pid} has stopped")
+
+    def _stands(self) -> bool:
+        """Whether all its threads have stopped; also where it has ended."""
+        states = []
+        for task in Path(f"/proc/{self.pid}/task").glob("*/stat"):
+            with contextlib.suppress(OSError):  # the thread ended
+                states.append(task.read_text().rpartition(")")[2].split()[0])
+        return all(state in "TtZX" for state in states)
 
     def kill(self) -> None:
         """SIGKILL, and waits until it has gone."""

@@ -73,7 +73,7 @@ def test_a_drained_endpoint_takes_no_new_work_and_shuts_down_at_once() -> None:
         eventually(lambda: downs == ["a: it left"], "b was told")
         began = time.monotonic()
         a.shutdown()
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 3  # it would wait 5 s for what others don't take
         with pytest.raises(tl.ClosedError, match="shut down"):
             a.drain()
         assert view.sum() == MIB

@@ -369,7 +369,7 @@ def test_a_held_gil_costs_no_lease_and_delays_no_connected_reader(join: Join) ->
         watcher.send(1, "reader", tag="stop")
         longest, count = reader.finish()
         assert count > 10
-        assert longest < LEASE_S  # it waited for no GIL
+        assert longest < 1.5 * LEASE_S  # it waited for no GIL, which was held for two
         owner.call(tl.send, "alive", "watcher")
         assert watcher.recv("owner") == "alive"
         assert downs == []

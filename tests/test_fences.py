@@ -117,7 +117,7 @@ def test_ctrl_c_ends_a_read_whose_bytes_keep_coming() -> None:
         thread.start()
         with pytest.raises(KeyboardInterrupt):
             reader.get(ref, out=out)
-        assert time.monotonic() - interrupted[0] < 1.5
+        assert time.monotonic() - interrupted[0] < 3  # a second by the contract, and time for a busy machine
         thread.join()
         nothing_lands_any_more(out, owner, reader)
 

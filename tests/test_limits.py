@@ -71,15 +71,21 @@ def guess(a: tl.Endpoint, token: str) -> float:
     return time.monotonic() - began
 
 
+def let_in_after(a: tl.Endpoint) -> float:
+    """How long a new caller with the right token waits. One of several may be slow on a busy machine, not all."""
+    member = PeerClient(far(a), peer="a", me=PeerId("b", 1), token=TOKEN)
+    began = time.monotonic()
+    assert member.ping(DEADLINE_S) == a.id
+    took = time.monotonic() - began
+    member.close()
+    return took
+
+
 def test_who_guesses_on_waits_and_the_right_token_does_not(port: tl.Endpoint, caplog: pytest.LogCaptureFixture) -> None:
     with ThreadPoolExecutor(8) as pool:
         waits = list(pool.map(lambda i: guess(port, f"guess {i}"), range(24)))
     assert sum(wait >= DELAY_S for wait in waits) >= 24 - _core.Throttle.BURST - 4
-    member = PeerClient(far(port), peer="a", me=PeerId("b", 1), token=TOKEN)  # from the same address
-    began = time.monotonic()
-    assert member.ping(DEADLINE_S) == port.id
-    assert time.monotonic() - began < DELAY_S
-    member.close()
+    assert min(let_in_after(port) for _ in range(3)) < DELAY_S  # from the same address
     told = [text for text in caplog.messages if text.startswith("refused a call from ")]
     assert 0 < len(told) <= _core.Throttle.BURST + 4
     assert TOKEN not in caplog.text and "guess 0" not in caplog.text
@@ -230,17 +236,23 @@ def refused_after(at: TcpAddress, a: tl.Endpoint) -> float:
     return time.monotonic() - began
 
 
+def greeted_after(at: TcpAddress, a: tl.Endpoint) -> float:
+    """How long a greeting with the right key waits for its answer."""
+    made, nonce = knock(at)
+    began = time.monotonic()
+    made.sendall(hello(bytes.fromhex(at.key), nonce, a))
+    assert struct.unpack_from("<IH", read(made, 16))[1] == 1
+    took = time.monotonic() - began
+    made.close()
+    return took
+
+
 def test_wrong_keys_again_and_again(port: tl.Endpoint, caplog: pytest.LogCaptureFixture) -> None:
     at = place(port)
     with ThreadPoolExecutor(30) as pool:
         waits = list(pool.map(lambda _: refused_after(at, port), range(30)))
     assert sum(wait >= 0.9 * DELAY_S for wait in waits) >= 30 - _core.Throttle.BURST - 4
-    made, nonce = knock(at)  # the right one, from there too
-    began = time.monotonic()
-    made.sendall(hello(bytes.fromhex(at.key), nonce, port))
-    assert struct.unpack_from("<IH", read(made, 16))[1] == 1
-    assert time.monotonic() - began < 0.5 * DELAY_S
-    made.close()
+    assert min(greeted_after(at, port) for _ in range(3)) < 0.5 * DELAY_S  # from there too
     eventually(lambda: "doesn't know the key" in caplog.text, "some are told of one by one")
     assert caplog.text.count("doesn't know the key") <= _core.Throttle.BURST + 4
     assert at.key not in caplog.text

@@ -60,7 +60,9 @@ def cancels_in_time(link: tl.Endpoint, ref: tl.TensorRef) -> None:
         began = time.monotonic()
         assert transfer.cancel()
         assert time.monotonic() - began < GRACE_S
-        assert not out.any()
+        landed = np.count_nonzero(out)
+        assert not landed or link.settings.transports == "shm"  # this process copies, from memory that it has mapped
+        assert np.count_nonzero(out) == landed
     else:
         assert out.all()  # its memory was mapped here already
 
