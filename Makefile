@@ -26,6 +26,7 @@ ray: venv-test ## Tests inside a real Ray; each module in a process of its own, 
 soak: venv-test ## The library's tests over TCP, in both control modes; many more faults, 10,000 of all kinds; sanitizers on the whole engine; ten minutes of everything
 	for control in auto grpc; do $(python) -m pytest $(over-tcp) --transports tcp --control $$control $(ARGS) || exit; done
 	TENSORLINK_FAULTS=200 $(python) -m pytest tests/test_network_faults.py $(ARGS)
+	TENSORLINK_RAY_KILLS=100 $(python) -m pytest tests/integrations/ray/rdt.py -k killed_at_any_time $(ARGS)
 	$(python) -m pytest -m soak $(ARGS)
 	$(python) -m bench.soak --minutes 10
 	$(python) -m bench.faults --faults 10000 --lease 0.3

@@ -258,7 +258,8 @@ def test_an_owner_that_is_killed_while_it_is_asked_and_its_successor(b: Any, own
         ray.get(b.total.remote(ref))
 
 
-def test_what_was_received_outlives_its_owner(owner: Any) -> None:
+def test_what_was_received_outlives_its_owner() -> None:
+    owner = Actor.remote()
     got = ray.get(owner.make.remote(actors.ranged, 50_000))
     ray.kill(owner)
     with pytest.raises(ray.exceptions.ActorDiedError):
@@ -341,7 +342,7 @@ def test_a_driver_that_exits_in_the_middle() -> None:
 @pytest.mark.timeout(600)
 def test_whoever_is_killed_at_any_time_is_the_only_one() -> None:
     kills = Kills(seed=int(os.environ.get("TENSORLINK_SEED", "1")))
-    for _ in range(int(os.environ.get("TENSORLINK_RAY_KILLS", "20"))):
+    for _ in range(int(os.environ.get("TENSORLINK_RAY_KILLS", "8"))):
         kills.round()
     kills.close()
     assert kills.lost, "no kill met a value that somebody wanted"
