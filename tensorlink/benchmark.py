@@ -7,7 +7,6 @@ each read moves all its bytes; it is what `get(ref, out=...)` does, over one tra
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import secrets
 import statistics
@@ -17,11 +16,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tensorlink.control import Certificates, PeerClient, host_identity, list_peers
+from tensorlink.control import Certificates, PeerClient, find_peer, host_identity
 from tensorlink.endpoint import Endpoint, open_endpoint
-from tensorlink.errors import CorruptTransferError, NoPathError, PeerUnknownError, TensorLinkError
+from tensorlink.errors import CorruptTransferError, NoPathError, PoolExhaustedError, TensorLinkError
 from tensorlink.links import Links
 from tensorlink.measured import BULK_NBYTES, OFF, SMALL_NBYTES, Measured
+from tensorlink.scratch import MOST_NBYTES
 from tensorlink.settings import Settings
 from tensorlink.transports.base import Connection
 from tensorlink.types import Figure, PeerInfo, TensorRef
@@ -56,6 +56,8 @@ class Report:
     """What the peer's own setting lets one peer on another host have; 0: as fast as it goes."""
     timings: list[Timing] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
+    broken: bool = False
+    """Whether a way failed, or the peer did, while it was measured."""
     limited: set[str] = field(default_factory=set)
     """Transports whose figures are those of that setting rather than of the way."""
     notes: list[str] = field(default_factory=list)
@@ -74,12 +76,18 @@ class Report:
                 found[name] = Figure(min(small), most.nbytes / by_bytes, sum(one.reads for one in sizes))
         return found
 
-    def save(self, measured: Measured) -> bool:
-        """Whether the figures of the ways as such are on disk now."""
+    def save(self, measured: Measured) -> str | None:
+        """Keeps the figures of the ways as such. None: they are on disk; else why they aren't."""
         kept = {name: figure for name, figure in self.figures().items() if name not in self.limited}
+        if measured.path is None:
+            return "TENSORLINK_MEASURED is off"
+        if self.broken:
+            return "a way broke off"
+        if not kept:
+            return "it takes sizes up to 16K and from 1M, of a way that nothing limits"
         for name, figure in kept.items():
             measured.put(self.here, self.there, name, figure)
-        return bool(kept) and measured.save()
+        return None if measured.save() else f"{measured.path} can't be written"
 
 
 def bench(
@@ -100,7 +108,7 @@ def bench(
     """
     if not sizes or any(not 0 < size < 1 << 40 for size in sizes):
         raise ValueError(f"sizes are positive numbers of bytes, not {list(sizes)}")
-    info = _find(peer, settings, timeout)
+    info = find_peer(peer, settings, timeout)
     me = f"bench-{os.getpid()}-{secrets.token_hex(3)}"
     with open_endpoint(me, replace(settings, timeout=timeout, flight="off", measured=OFF)) as endpoint:
         client = PeerClient(
@@ -128,15 +136,6 @@ def expected(before: Sequence[Timing], nbytes: int) -> float:
     one, last = before[-2:]
     per_byte = max(0.0, last.seconds - one.seconds) / (last.nbytes - one.nbytes)
     return last.seconds + per_byte * (nbytes - last.nbytes)
-
-
-def _find(name: str, settings: Settings, timeout: float) -> PeerInfo:
-    found = {peer.name: peer for peer in list_peers(settings, timeout)}
-    if name not in found:
-        near = difflib.get_close_matches(name, found, 3) or sorted(found)[:3]
-        hint = f"Near names: {', '.join(near)}" if near else "Start it with the same coordinator and namespace"
-        raise PeerUnknownError(f"none of the {len(found)} peers that have joined is called {name}", hint=hint)
-    return found[name]
 
 
 class _Session:
@@ -188,10 +187,10 @@ class _Session:
                 try:
                     report.timings.append(self._time(name, ref, out, share))
                 except TensorLinkError as error:
-                    report.missing[name] = error.message
+                    report.missing[name], report.broken = error.message, True
                     self._connections.pop(name).close()
         if not report.timings:
-            reasons = "; ".join(f"{name}: {why}" for name, why in report.missing.items())
+            reasons = "; ".join([*report.notes, *(f"{name}: {why}" for name, why in report.missing.items())])
             hint = f"See `tensorlink doctor {self._info.name}`"
             raise NoPathError(f"no way to {self._info.name} could be measured ({reasons})", hint=hint)
         return report
@@ -210,10 +209,16 @@ class _Session:
         except TensorLinkError as error:
             if not self._report.timings:
                 raise
-            self._report.notes.append(f"{nbytes} bytes weren't to be had from {self._info.name}: {error.message}")
+            self._report.notes.append(
+                f"{nbytes} bytes and more weren't to be had from {self._info.name}: {error.message}"
+            )
+            self._report.broken |= not isinstance(error, PoolExhaustedError)
             return None
         if ref.nbytes < nbytes:
-            self._report.notes.append(f"the pool of {self._info.name} has room for {ref.nbytes} of {nbytes} bytes")
+            self._report.notes.append(
+                f"{self._info.name} lends {ref.nbytes} bytes at most, so {nbytes} and more weren't measured: "
+                f"a quarter of what is free in its pool, and never more than {MOST_NBYTES >> 20} MiB"
+            )
             return None
         if ref.nbytes > nbytes or ref.owner != self._info.id:
             raise CorruptTransferError(f"{self._info.name} gave another handle than was asked for")

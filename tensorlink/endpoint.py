@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import functools
 import logging
+import operator
 import os
 import secrets
 import socket
@@ -206,14 +207,15 @@ class Endpoint:
         name is a peer too. Blocks for that, and for `topology` the first time.
 
         Raises: PeerUnknownError: nobody has joined under that name in time; PeerLostError, PeerRestartedError: it, or the owner
-        of the handle, has gone; AuthenticationError; TransferTimeoutError; ValueError: `nbytes` is negative.
+        of the handle, has gone; AuthenticationError; TransferTimeoutError; ValueError: `nbytes` is negative or beyond any memory.
         """
         self._check_open()
+        if not isinstance(peer_or_ref, (str, TensorRef)):
+            raise TypeError(f"explain takes the name of a peer or a TensorRef, not a {type(peer_or_ref).__name__}")
         if nbytes is None:
             nbytes = peer_or_ref.nbytes if isinstance(peer_or_ref, TensorRef) else BULK
+        nbytes = _size(nbytes)
         to = (peer_or_ref.owner, peer_or_ref.address) if isinstance(peer_or_ref, TensorRef) else peer_or_ref
-        if isinstance(to, str):
-            _name_of_peer(to)
         self._links.ways.topology()
         return self._links.explain(to, nbytes, self._moving(timeout))
 
@@ -622,6 +624,15 @@ def default_name() -> str:
 def _name_of_peer(to: object) -> None:
     if not isinstance(to, str):
         raise TypeError(f"`to` is the name of a peer, a str, not a {type(to).__name__}: send(obj, to)")
+
+
+def _size(nbytes: object) -> int:
+    """Raises: TypeError: it is no whole number; ValueError: no memory is that large."""
+    if isinstance(nbytes, bool) or not hasattr(nbytes, "__index__"):
+        raise TypeError(f"nbytes is a number of bytes, an int, not a {type(nbytes).__name__}")
+    if not 0 <= (size := operator.index(nbytes)) < 1 << 64:
+        raise ValueError(f"nbytes must be from 0 to 2**64, not {nbytes}")
+    return size
 
 
 def _handle(ref: object) -> None:

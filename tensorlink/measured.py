@@ -121,6 +121,11 @@ class Measured:
         """As the setting `measured` says: a folder, or `off`."""
         return cls(on=False) if setting == OFF else cls(Path(setting) if setting else None)
 
+    @property
+    def path(self) -> Path | None:
+        """The file; None: there is none."""
+        return self._file.path if self._file else None
+
     def of(self, here: str, there: str) -> Mapping[str, Figure]:
         """What is known between two hosts, by transport; not to be changed. Doesn't block."""
         return self._figures.get((here, there) if here <= there else (there, here), _NONE)
@@ -194,18 +199,20 @@ class _File:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._path = folder / FILE
+        self.path = folder / FILE
         self._told = False
 
     def read(self) -> dict[Key, _Row]:
         """All rows, those of other versions too."""
         try:
-            return self._parse(_content(self._path))
+            return self._parse(_content(self.path))
         except OSError as error:
-            log.debug("no measured figures from %s: %s", self._path, error)
+            log.debug("no measured figures from %s: %s", self.path, error)
             return {}
         except (ValueError, LookupError, TypeError, RecursionError) as error:
-            self._tell(f"{type(error).__name__}: {error}"[:200])
+            self._tell(
+                f"it is damaged, and replaced by the next that are saved ({type(error).__name__}: {error})"[:250]
+            )
             return {}
 
     def _parse(self, text: str) -> dict[Key, _Row]:
@@ -215,13 +222,13 @@ class _File:
         found = [_parsed(row) for row in content["rows"]]
         good = dict(row for row in found if row is not None)
         if None in found:
-            self._tell(f"{found.count(None)} of {len(found)} rows are none")
+            self._tell(f"{found.count(None)} of {len(found)} rows are damaged")
         return good
 
     def _tell(self, why: str) -> None:
         level = logging.DEBUG if self._told else logging.WARNING
         self._told = True
-        log.log(level, "ignored measured figures in %s: %s", self._path, why)
+        log.log(level, "ignored measured figures in %s: %s", self.path, why)
 
     def merge(self, changed: Mapping[Key, _Row]) -> bool:
         """Whether they are on disk now."""
@@ -232,7 +239,7 @@ class _File:
                 for key, row in changed.items():
                     if key not in rows or rows[key].at <= row.at:
                         rows[key] = row
-                _replace(self._path, _text(rows))
+                _replace(self.path, _text(rows))
         except OSError as error:
             log.debug("measured figures were not saved in %s: %s", self._folder, error)
             return False

@@ -59,7 +59,7 @@ class Scratch:
                 )
             size = min(nbytes, MOST_NBYTES, self._room())
             if size <= 0:
-                raise PoolExhaustedError("the pool of this peer has no room for anything to measure with")
+                raise PoolExhaustedError("there is no room in the pool for anything to measure with")
             # What a block held before is nobody's business. No patience: the application needs the room more.
             ref = self._put(np.zeros(size, np.uint8), True, None, _TTL_S, False, 0.0)
             self._given[caller.name] = _Given(caller, ref, time.monotonic() + _TTL_S)

@@ -189,8 +189,12 @@ class Settings:
 
     def check_transports(self, installed: Collection[str]) -> None:
         """Raises: ValueError: the settings `transports` or `paths` name one that isn't installed."""
-        for text in (self.transports, *(only for _, only in _rules(self.paths))):
-            check_names(text, installed)
+        check_names(self.transports, installed)
+        for name, only in _rules(self.paths):
+            try:
+                check_names(only, installed)
+            except ValueError as error:
+                raise ValueError(f"paths (TENSORLINK_PATHS), {name}={only}: {error}") from None
 
     def allows(self, transport: str, peer: str | None = None) -> bool:
         """Whether the setting `transports` admits this transport, and for a peer of that name the setting `paths` too."""
@@ -208,7 +212,11 @@ def admits(text: str | None, transport: str) -> bool:
 
 
 def check_names(text: str | None, installed: Collection[str]) -> None:
-    """Raises: ValueError: such a text names a transport that isn't installed."""
+    """Raises: ValueError: such a text names none at all, or one that isn't installed; TypeError: it is no text."""
+    if text is not None and not isinstance(text, str):
+        raise TypeError(f"transports are a str such as 'shm,tcp' or '^shm', not a {type(text).__name__}")
+    if text is not None and not _names(text.removeprefix("^")):
+        raise ValueError(f"transports must name at least one, such as 'shm,tcp' or '^shm', not {text!r}")
     for name in _names((text or "").removeprefix("^")):
         if name not in installed:
             raise ValueError(f"no transport {name!r} is installed; there are: {', '.join(sorted(installed))}")
@@ -222,7 +230,7 @@ def _rules(text: str | None) -> list[tuple[str, str]]:
         if name and _names(only.removeprefix("^")):
             rules.append((name, only))
         elif part.strip():
-            raise ValueError(f"paths must be like trainer=tcp; rollout*=^shm, not {part.strip()!r}")
+            raise ValueError(f"paths (TENSORLINK_PATHS) must be like trainer=tcp; rollout*=^shm, not {part.strip()!r}")
     return rules
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -118,7 +119,7 @@ def test_an_application_keeps_most_of_its_pool(join: Callable[..., Peer]) -> Non
     with tl.init("owner", pool_bytes=32 * MIB) as owner:
         one, two = (join(name) for name in ("one", "two"))
         assert 7 * MIB < one.call(ask, "owner", 2**63) <= 8 * MIB
-        with pytest.raises(PoolExhaustedError, match="no room for anything"):
+        with pytest.raises(PoolExhaustedError, match="no room in the pool for anything"):
             two.call(ask, "owner", 1)
         assert one.call(ask, "owner", 0) == 0 and two.call(ask, "owner", MIB) == MIB
         with owner.put(bytes(20 * MIB)):
@@ -193,6 +194,31 @@ def test_what_cannot_be_kept_is_told(join: Callable[..., Peer], monkeypatch: pyt
     assert done.exit_code == 1 and "not saved: TENSORLINK_MEASURED is off" in done.stdout
 
 
+@pytest.mark.shm
+def test_a_peer_that_dies_meanwhile_is_no_success(join: Callable[..., Peer]) -> None:
+    trainer = join("trainer")
+
+    def kill() -> None:
+        eventually(lambda: trainer.call(held) == 1, "it lends something")
+        trainer.kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    done = command("trainer", "--sizes", "1K,64M", "--seconds", "60", "--save")
+    killer.join()
+    assert done.exit_code == 1, done.output
+    assert not Measured()._rows
+
+
+@pytest.mark.shm
+def test_more_than_a_peer_lends_is_told(join: Callable[..., Peer]) -> None:
+    join("trainer")
+    done = command("trainer", "--sizes", "1G")
+    assert done.exit_code == 1 and "trainer lends" in done.stderr and "256 MiB" in done.stderr
+    done = command("trainer", "--sizes", "1K", "--seconds", "0.1", "--save")
+    assert done.exit_code == 1 and "not saved: it takes sizes up to 16K and from 1M" in done.stdout
+
+
 def test_latency_is_not_taken_for_a_lack_of_bandwidth() -> None:
     far = [benchmark.Timing("tcp", nbytes, 0.1 + nbytes / 1e9, 1) for nbytes in (1024, 16384)]
     for nbytes in (16384, 256 << 20):
@@ -204,6 +230,10 @@ def test_names_and_sizes_that_are_none(join: Callable[..., Peer]) -> None:
     join("trainer")
     with pytest.raises(PeerUnknownError, match="Near names: trainer"):
         benchmark.bench("trainr", Settings.load())
+    with pytest.raises(PeerUnknownError, match="There are: trainer"):
+        benchmark.bench("zzz", Settings.load())
+    with pytest.raises(PeerLostError, match="no coordinator runs in namespace 'nobody'"):
+        benchmark.bench("trainer", Settings.load(namespace="nobody"))
     with pytest.raises(ValueError, match="sizes are positive"):
         benchmark.bench("trainer", Settings.load(), sizes=[0])
     with pytest.raises(NoPathError, match="local: "):
@@ -223,7 +253,7 @@ def test_a_slow_network_is_told_from_a_peer_that_gives_little(cluster: Cluster) 
     assert found.of("tcp", 256 * MIB) is None and "would take longer" in found.notes[0]
     assert "shm" in found.missing and not found.limited
     found = one.call(bench_from, "limited", (1024, 2 * MIB))
-    assert found.limited == {"tcp"} and not found.save(Measured())
+    assert found.limited == {"tcp"} and found.save(Measured())
 
 
 def bench_from(peer: str, sizes: tuple[int, ...]) -> benchmark.Report:

@@ -269,7 +269,7 @@ def test_a_peer_of_this_host(join: Callable[..., Peer]) -> None:
     assert "needs a token" in found["tcp to trainer"]["reason"]
     assert found["release of trainer"]["verdict"] == "ok" and "clock of trainer" not in found  # one host has one
     (absent,) = peer.reached("trainee", Settings.load(), 5.0)
-    assert absent.verdict == "fail" and absent.mend == "near names: trainer"
+    assert absent.verdict == "fail" and absent.mend == "Near names: trainer"
 
 
 def test_a_peer_over_tcp(join: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -208,8 +208,15 @@ def test_who_cannot_be_asked(join: Callable[..., Peer]) -> None:
         ref = tl.TensorRef.from_bytes(child.call(put))
         with pytest.raises(tl.PeerUnknownError):
             a.explain("nobody", timeout=0.1)
-        with pytest.raises(ValueError, match="0 bytes or more"):
-            a.explain("b", -1)
+        for size in (-1, 1 << 64):
+            with pytest.raises(ValueError, match="from 0 to"):
+                a.explain("b", size)
+        for what in ((3,), (None,), ("b", "1MiB"), ("b", 1.5), ("b", True)):
+            with pytest.raises(TypeError, match="explain takes|an int, not"):
+                a.explain(*what)
+        for only, error in (("", ValueError), ("^", ValueError), (["shm"], TypeError)):
+            with pytest.raises(error, match="transports"):
+                a.get(ref, transports=only)  # type: ignore[arg-type]
         child.kill()
         with pytest.raises(tl.PeerLostError):
             a.explain(ref, timeout=20)
@@ -238,5 +245,5 @@ def test_the_command(join: Callable[..., Peer]) -> None:
     said: dict[str, Any] = json.loads(run("trainer", "--json", TENSORLINK_TRANSPORTS="^shm").stdout)
     assert (said["chosen"], said["nbytes"], said["used"]) == ("tcp", 1 << 20, None)
     assert run("trainer", TENSORLINK_PATHS="trainer=local").exit_code == 1
-    assert "There are: trainer" in run("trainee").output
+    assert "Near names: trainer" in run("trainee").output
     assert "a size is like" in run("trainer", "--nbytes", "much").output

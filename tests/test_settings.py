@@ -191,6 +191,6 @@ def test_paths_are_allowed_by_peer() -> None:
 
 @pytest.mark.parametrize("text", ["trainer", "=tcp", "trainer=", "trainer=^", "trainer=tcp; tcp"])
 def test_paths_that_are_none(text: str) -> None:
-    with pytest.raises(ValueError, match="paths must be like trainer=tcp"):
+    with pytest.raises(ValueError, match=r"paths \(TENSORLINK_PATHS\) must be like trainer=tcp"):
         Settings(paths=text)
     assert Settings(paths=" ; ").allows("shm", "trainer")

@@ -37,15 +37,19 @@ def bench(
     timeout: Annotated[float, typer.Option(help="Seconds that each step may take.", min=0.1)] = 5.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
 ) -> None:
-    """Measure latency and bandwidth of reads from a peer, over each transport that reaches it."""
+    """Measure latency and bandwidth of reads from a peer, over each transport that reaches it.
+
+    The peer lends at most a quarter of what is free in its pool, and 256 MiB. `--save` takes a size up to 16K and one from
+    1M. Exit status 1: a way, or the peer, failed meanwhile, or what was to be saved wasn't.
+    """
     settings = Settings.load(coordinator=coordinator, namespace=namespace, transports=transports)
     report = measure(peer, settings, sizes=_sizes(sizes), seconds=seconds, timeout=timeout)
-    saved = save and report.save(Measured.by_setting(settings.measured))
+    why = report.save(Measured.by_setting(settings.measured)) if save else None
     if as_json:
-        typer.echo(json.dumps(_as_dict(report, saved)))
+        typer.echo(json.dumps(_as_dict(report, save and why is None)))
     else:
-        _print(report, save, saved)
-    raise typer.Exit(1 if save and not saved else 0)
+        _print(report, f"not saved: {why}" if why else "saved" if save else "")
+    raise typer.Exit(1 if why or report.broken else 0)
 
 
 def _sizes(text: str) -> list[int]:
@@ -71,10 +75,10 @@ def _as_dict(report: Report, saved: bool) -> dict[str, object]:
     }
 
 
-def _print(report: Report, save: bool, saved: bool) -> None:
+def _print(report: Report, saved: str) -> None:
     console = Console()
     console.print(_table(report))
-    for text in _remarks(report, save, saved):
+    for text in filter(None, [*_remarks(report), saved]):
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -92,7 +96,7 @@ def _table(report: Report) -> Table:
     return table
 
 
-def _remarks(report: Report, save: bool, saved: bool) -> list[str]:
+def _remarks(report: Report) -> list[str]:
     said = [f"{name}: {why}" for name, why in report.missing.items()]
     said += report.notes
     if report.limited:
@@ -100,9 +104,6 @@ def _remarks(report: Report, save: bool, saved: bool) -> list[str]:
         said.append(
             f"{who}: {report.peer} gives {rate:.3g} GB/s at most (TENSORLINK_MAX_BYTES_PER_S), so it isn't saved"
         )
-    if save:
-        why = "TENSORLINK_MEASURED is off, its folder can't be written, or no way had sizes up to 16K and from 1M"
-        said.append("saved" if saved else f"not saved: {why}")
     return said
 
 

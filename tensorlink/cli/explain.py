@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import os
 import re
@@ -16,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from tensorlink.endpoint import open_endpoint
-from tensorlink.errors import PeerUnknownError
 from tensorlink.paths import PathReport
 from tensorlink.settings import Settings
 
@@ -38,16 +36,13 @@ def explain(
 
     Joins for a moment, as explain-..., with the settings of this shell. Exit status 1: no path, or the peer isn't there.
     """
-    from tensorlink.control import list_peers
+    from tensorlink.control import find_peer
 
     size = _size(nbytes)
     settings = dataclasses.replace(
         Settings.load(coordinator=coordinator, namespace=namespace, timeout=timeout), flight="off"
     )
-    names = [one.name for one in list_peers(settings, timeout)]  # with no coordinator an error: none is started
-    if peer not in names:
-        near = ", ".join(difflib.get_close_matches(peer, names, 3) or names[:3])
-        raise PeerUnknownError(f"no peer {peer!r} has joined", hint=f"There are: {near}" if near else None)
+    find_peer(peer, settings, timeout)  # with no coordinator an error: none is started
     with open_endpoint(f"explain-{os.getpid()}-{secrets.token_hex(3)}", settings) as endpoint:
         report = endpoint.explain(peer, size)
     if as_json:

@@ -11,7 +11,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tensorlink.errors import PeerLostError
 from tensorlink.settings import Settings
 from tensorlink.types import PeerInfo
 
@@ -28,23 +27,11 @@ def peers(
     from tensorlink.control import list_peers
 
     settings = Settings.load(coordinator=coordinator, namespace=namespace)
-    try:
-        found = list_peers(settings, timeout)
-    except PeerLostError as error:
-        raise _unreached(settings, error) from None
+    found = list_peers(settings, timeout)
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(peer) for peer in found], default=dict))
     else:
         Console().print(_table(found))
-
-
-def _unreached(settings: Settings, error: PeerLostError) -> PeerLostError:
-    if settings.coordinator is not None:
-        hint = "Is the address right, and does `tensorlink coordinator` run there?"
-        return PeerLostError(f"no coordinator answers at {settings.coordinator}: {error.message}", hint=hint)
-    where = f"namespace {settings.namespace!r} of this host"
-    hint = "It starts with the first `init`; that of several hosts is named by TENSORLINK_COORDINATOR"
-    return PeerLostError(f"no coordinator runs in {where}", hint=hint)
 
 
 def _table(found: list[PeerInfo]) -> Table:

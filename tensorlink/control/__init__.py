@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tensorlink.control.certificates import Certificates
     from tensorlink.control.client import ControlClient
     from tensorlink.control.hosted import Hosted
-    from tensorlink.control.link import Membership, list_peers
+    from tensorlink.control.link import Membership, find_peer, list_peers
     from tensorlink.control.mailbox import Mailbox
     from tensorlink.control.peer_client import PeerClient
     from tensorlink.control.peer_service import Hello, PeerHandlers, PeerServer, Pong
@@ -36,6 +36,7 @@ _HOMES = {
     "Pong": "peer_service",
     "engine_socket": "runtime_dir",
     "host_identity": "runtime_dir",
+    "find_peer": "link",
     "list_peers": "link",
     "listen_address": "addresses",
     "serve": "standalone",
@@ -53,6 +54,7 @@ __all__ = [
     "PeerServer",
     "Pong",
     "engine_socket",
+    "find_peer",
     "host_identity",
     "list_peers",
     "listen_address",

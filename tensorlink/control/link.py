@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +18,14 @@ from tensorlink.control import control_pb2 as pb
 from tensorlink.control import control_pb2_grpc as pb_grpc
 from tensorlink.control import embedded, runtime_dir, wire
 from tensorlink.control.certificates import Certificates
-from tensorlink.errors import AuthenticationError, ClosedError, CorruptTransferError, PeerLostError, TensorLinkError
+from tensorlink.errors import (
+    AuthenticationError,
+    ClosedError,
+    CorruptTransferError,
+    PeerLostError,
+    PeerUnknownError,
+    TensorLinkError,
+)
 from tensorlink.settings import Settings
 from tensorlink.types import PeerInfo
 
@@ -84,11 +92,35 @@ def list_peers(settings: Settings, timeout: float) -> list[PeerInfo]:
 
     Raises: PeerLostError: no coordinator answers; TransferTimeoutError, AuthenticationError: as they say.
     """
-    link = Link(target_of(settings), settings.token, Certificates.load(settings), timeout)
     try:
-        return [wire.peer_from_pb(peer) for peer in link.snapshot(timeout).peers]
-    finally:
-        link.close()
+        with contextlib.closing(
+            Link(target_of(settings), settings.token, Certificates.load(settings), timeout)
+        ) as link:
+            return [wire.peer_from_pb(peer) for peer in link.snapshot(timeout).peers]
+    except PeerLostError as error:
+        raise _unreached(settings, error) from None
+
+
+def find_peer(name: str, settings: Settings, timeout: float) -> PeerInfo:
+    """Who has that name, as the coordinator says now. Doesn't join, and starts no coordinator.
+
+    Raises: PeerUnknownError: nobody has it, and the message names who is there; what `list_peers` does.
+    """
+    found = {peer.name: peer for peer in list_peers(settings, timeout)}
+    if name in found:
+        return found[name]
+    near, some = difflib.get_close_matches(name, found, 3), ", ".join([*sorted(found)[:3], *["..."][: len(found) > 3]])
+    hint = f"Near names: {', '.join(near)}" if near else f"There are: {some}" if some else "Nobody has joined"
+    raise PeerUnknownError(f"there is no peer {name!r} now, among {len(found)}", hint=hint)
+
+
+def _unreached(settings: Settings, error: PeerLostError) -> PeerLostError:
+    if settings.coordinator is not None:
+        hint = "Is the address right, and does `tensorlink coordinator` run there?"
+        return PeerLostError(f"no coordinator answers at {settings.coordinator}: {error.message}", hint=hint)
+    where = f"namespace {settings.namespace!r} of this host"
+    hint = "It starts with the first `init`; that of several hosts is named by TENSORLINK_COORDINATOR"
+    return PeerLostError(f"no coordinator runs in {where}", hint=hint)
 
 
 class Link:

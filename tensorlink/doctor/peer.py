@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from tensorlink.control import Certificates, PeerClient, host_identity, list_peers
+from tensorlink.control import Certificates, PeerClient, find_peer, host_identity
 from tensorlink.control.addresses import route_to
 from tensorlink.doctor.finding import Finding, failed, unknown
 from tensorlink.doctor.pair import compared
@@ -33,14 +32,9 @@ def reached(name: str, settings: Settings, timeout: float) -> Iterator[Finding]:
     """
     check = f"peer {name}"
     try:
-        found = {peer.name: peer for peer in list_peers(settings, timeout)}
+        found = find_peer(name, settings, timeout)
     except TensorLinkError as error:
         yield failed(check, error)
-        return
-    if name not in found:
-        near = difflib.get_close_matches(name, found, 3) or sorted(found)[:3]
-        mend = f"near names: {', '.join(near)}" if near else "start it with the same coordinator and namespace"
-        yield Finding(check, "fail", f"none of the {len(found)} peers that have joined has this name", mend)
         return
     try:
         me = f"doctor-{os.getpid()}-{secrets.token_hex(3)}"
@@ -50,7 +44,7 @@ def reached(name: str, settings: Settings, timeout: float) -> Iterator[Finding]:
         return
     with endpoint:
         yield Finding("join", "ok", "a peer can join, and its heartbeats arrive")
-        yield from _ways(endpoint, found[name], timeout)
+        yield from _ways(endpoint, found, timeout)
 
 
 def _ways(endpoint: Endpoint, peer: PeerInfo, timeout: float) -> Iterator[Finding]:

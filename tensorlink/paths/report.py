@@ -37,6 +37,8 @@ class PathReport:
         if self.chosen is not None and self.chosen.seconds is not None:
             found = f"{self.chosen.transport}, {duration(self.chosen.seconds)} predicted"
         connected = f"connected by {self.used}" if self.used else "not connected"
+        if self.used and self.chosen is not None and self.chosen.transport != self.used:
+            connected += ", which stays while it works: connections are chosen for 1 MiB"
         return f"{self.peer or 'peer'}, {size(self.nbytes)}: {found}; {connected}"
 
     def rows(self) -> list[tuple[str, ...]]:
