@@ -208,6 +208,11 @@ def test_who_cannot_be_asked(join: Callable[..., Peer]) -> None:
         ref = tl.TensorRef.from_bytes(child.call(put))
         with pytest.raises(tl.PeerUnknownError):
             a.explain("nobody", timeout=0.1)
+        for name in ("", "two\nlines", "x" * 1000):
+            with pytest.raises(ValueError, match="a name has"):
+                a.explain(name)
+            with pytest.raises(ValueError, match="a name has"):
+                a.send(1, name)
         for size in (-1, 1 << 64):
             with pytest.raises(ValueError, match="from 0 to"):
                 a.explain("b", size)

@@ -159,8 +159,10 @@ class ControlClient:
     def resolve(self, name: str, timeout: float) -> PeerInfo:
         """The live peer of this name, waited for. Asks the coordinator; its last word counts while there is none.
 
-        Raises: PeerUnknownError: nobody joined under it in `timeout` seconds; the message lists near names.
+        Raises: PeerUnknownError: nobody joined under it in `timeout` seconds; the message lists near names;
+        ValueError: no peer can have that name.
         """
+        wire.check_name(name)
         known = self._ask("Resolve", lambda left: pb.ResolveRequest(name=name, wait_s=left), timeout, name)
         return known if isinstance(known, PeerInfo) else wire.peer_from_pb(known)
 
