@@ -167,9 +167,8 @@ class Soak:
         return " | ".join(" ".join(f"{name} {n}" for name, n in sorted(part.items())) for part in parts)
 
     def close(self) -> None:
-        for (
-            process
-        ) in self.processes.values():  # all at once: each waits for calls of others that end by their deadline only
+        # All at once: each waits for calls of others that end by their deadline only.
+        for process in self.processes.values():
             process.may_end()
         for process in self.processes.values():
             try:
