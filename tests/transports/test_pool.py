@@ -72,7 +72,7 @@ def test_an_exposure_keeps_memory_of_the_pool(pair: Pair) -> None:
     pair.near.connection.fetch([(descriptors[0], buffer_of(target))]).wait(20)
     assert (target == 5).all()
     pair.far.connection.retract(descriptors)
-    assert pair.far.room(40 * MIB)
+    eventually(lambda: pair.far.room(40 * MIB), "the memory was free")
 
 
 def test_a_full_pool_exposes_all_or_none(pair: Pair) -> None:
