@@ -299,9 +299,8 @@ class DataContract(Pairs):
             pair.far.retract([descriptor])
             assert not pair.far.room(40 * MIB)
             pair.near.drop_views()
-            eventually(
-                lambda: pair.far.room(40 * MIB), "the memory is back"
-            )  # the owner may be taking it back just now
+            # The owner's progress thread may be taking it back just now.
+            eventually(lambda: pair.far.room(40 * MIB), "the memory is back")
         finally:
             pair.close()
 
