@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from typing import Annotated
 
 import typer
@@ -13,10 +12,10 @@ from rich.table import Table
 
 from tensorlink.benchmark import Report
 from tensorlink.benchmark import bench as measure
+from tensorlink.cli.sizes import parse_size
 from tensorlink.measured import Measured
 from tensorlink.settings import Settings
 
-_UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
 _DEFAULT = "1K,16K,256K,4M,64M,256M"
 
 
@@ -43,23 +42,15 @@ def bench(
     1M. Exit status 1: a way, or the peer, failed meanwhile, or what was to be saved wasn't.
     """
     settings = Settings.load(coordinator=coordinator, namespace=namespace, transports=transports)
-    report = measure(peer, settings, sizes=_sizes(sizes), seconds=seconds, timeout=timeout)
+    report = measure(
+        peer, settings, sizes=[parse_size(part) for part in sizes.split(",")], seconds=seconds, timeout=timeout
+    )
     why = report.save(Measured.by_setting(settings.measured)) if save else None
     if as_json:
         typer.echo(json.dumps(_as_dict(report, save and why is None)))
     else:
         _print(report, f"not saved: {why}" if why else "saved" if save else "")
     raise typer.Exit(1 if why or report.broken else 0)
-
-
-def _sizes(text: str) -> list[int]:
-    found = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,12})([KMG]?)(?:i?B)?\s*", part, re.IGNORECASE)
-        if match is None:
-            raise ValueError(f"--sizes must be like 1K,4M,256M, not {text!r}")
-        found.append(int(match[1]) << _UNITS[match[2].upper()])
-    return found
 
 
 def _as_dict(report: Report, saved: bool) -> dict[str, object]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 import secrets
 from typing import Annotated
 
@@ -14,12 +13,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tensorlink.cli.sizes import parse_size
 from tensorlink.endpoint import open_endpoint
 from tensorlink.paths import PathReport
 from tensorlink.settings import Settings
-
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_SIZE = re.compile(r"(\d{1,15})\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
 
 def explain(
@@ -38,7 +35,7 @@ def explain(
     """
     from tensorlink.control import find_peer
 
-    size = _size(nbytes)
+    size = parse_size(nbytes)
     settings = dataclasses.replace(
         Settings.load(coordinator=coordinator, namespace=namespace, timeout=timeout), flight="off"
     )
@@ -52,14 +49,6 @@ def explain(
         Console().print(_table(report))
     if report.chosen is None:
         raise typer.Exit(1)
-
-
-def _size(text: str) -> int:
-    """Raises: ValueError: it is no number of bytes."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise ValueError(f"a size is like 65536, 64KiB or 2GiB, not {text!r}")
-    return int(match[1]) * _UNITS[match[2].upper()]
 
 
 def _table(report: PathReport) -> Table:
